@@ -1,0 +1,22 @@
+"""
+Settings of the tests: the example project's, on the database that conftest.py provides.
+
+Two variables of the environment choose how Django connects, so that the whole suite can run
+either way: `PGQUEUE_TEST_POOL=1` (psycopg's pool) and `PGQUEUE_TEST_SERVER_SIDE_BINDING=1`.
+"""
+
+import os
+
+# mypy's Django plugin reads the settings too, and needs no database.
+os.environ.setdefault("DATABASE_URL", "postgres://postgres@localhost/postgres")
+
+from example_project.settings import *  # noqa: F403
+from example_project.settings import DATABASES
+
+OPTIONS = DATABASES["default"].setdefault("OPTIONS", {})
+if os.environ.get("PGQUEUE_TEST_POOL") == "1":
+    OPTIONS["pool"] = {"min_size": 0, "max_size": 10}
+if os.environ.get("PGQUEUE_TEST_SERVER_SIDE_BINDING") == "1":
+    OPTIONS["server_side_binding"] = True
+
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
