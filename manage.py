@@ -5,15 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-# Commands that touch no database; to start a server for them would only cost time.
+# Commands for which no database need be started.
 WITHOUT_DATABASE = {"help", "version", "startapp", "startproject"}
-    "help",
-    "version",
-    "startapp",
-    "startproject",
-    "makemessages",
-    "compilemessages",
-}
 
 
 def main() -> None:
@@ -27,6 +20,9 @@ def main() -> None:
             os.environ["DATABASE_URL"] = database_url(Path(__file__).resolve().parent / ".postgres")
         except DevDBError as error:
             sys.exit(f"manage.py: {error}")
+    else:
+        # The settings want one; nothing connects to it.
+        os.environ.setdefault("DATABASE_URL", "postgres:///none")
     from django.core.management import execute_from_command_line
 
     execute_from_command_line(sys.argv)

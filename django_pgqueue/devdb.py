@@ -197,7 +197,7 @@ class DevCluster:
         with _locked(self.home / "start.lock"):
             if self._answers():
                 return self.url
-            self.stop("immediate")
+            self._replace()
             bindir, major = _runnable_bindir()
             if not self.pgdata.exists():
                 self._init(bindir)
@@ -205,18 +205,20 @@ class DevCluster:
             if found != str(major):
                 raise DevDBError(f"{self.pgdata} is of PostgreSQL {found}, not {major}: move it")
             self._forget_stale_pid()
+            # Emptied first: a killed server's socket lock names a process id as well.
+            shutil.rmtree(self.socket_dir, ignore_errors=True)
             _private_folder(self.socket_dir, owner=_server_user())
             self._launch(bindir)
         return self.url
 
-    def stop(self, mode: StopMode = "fast") -> None:
+    def stop(self, mode: StopMode = "fast", *, timeout: float = TIMEOUT) -> None:
         """
         Stop the server and wait until each of its processes has ended; do nothing if none runs.
 
         `mode` is pg_ctl's, or "kill": SIGKILL to the server's main process, as in a crash.
-        Raise `DevDBError` when a process is still there after a minute.
+        Raise `DevDBError` when a process is still there after `timeout` seconds.
         """
-        deadline = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + timeout
         signalled = None
         while self._lives():
             pid, _status = self._read_pid_file()
@@ -305,6 +307,13 @@ class DevCluster:
                     return False
             time.sleep(0.05)
         return False
+
+    def _replace(self) -> None:
+        """Stop a server that does not answer, if there is one."""
+        try:
+            self.stop("immediate", timeout=10)
+        except DevDBError:
+            self.stop("kill")
 
     def _init(self, bindir: Path) -> None:
         for unfinished in self.home.glob("init-*/"):
@@ -516,7 +525,7 @@ def _works_in(pid: int, folder: Path) -> bool:
             return Path(f"/proc/{pid}/cwd").samefile(folder)
         except OSError:  # gone, or another user's
             return False
-    shown = _run(["ps", "-o", "command=", "-p", str(pid)]).stdout
+    shown = _run(["ps", "-wwo", "command=", "-p", str(pid)]).stdout
     return "postgres" in shown and str(folder) in shown
 
 

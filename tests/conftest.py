@@ -35,9 +35,13 @@ def pytest_report_header() -> str:
 
     with psycopg.connect(os.environ["DATABASE_URL"]) as connection:
         server = connection.info.parameter_status("server_version")
-    return (
-        f"matrix: Python {platform.python_version()}, Django {django.get_version()}, "
-        f"PostgreSQL {server}, psycopg {psycopg.__version__}"
+    versions = (platform.python_version(), django.get_version(), str(server))
+    # The matrix says here what it means to run on; a cell that is another must not pass for it.
+    expected = os.environ.get("PGQUEUE_EXPECT_VERSIONS", "").split()
+    if any(not f"{v}.".startswith(f"{e}.") for v, e in zip(versions, expected, strict=False)):
+        raise pytest.UsageError(f"expected the versions {expected}, found {versions}")
+    return "matrix: Python {}, Django {}, PostgreSQL {}, psycopg {}".format(
+        *versions, psycopg.__version__
     )
 
 
