@@ -276,10 +276,10 @@ class DevCluster:
     def _lives(self) -> bool:
         """Tell whether any process of the server, or one that starts it, is there."""
         try:
-            os.close(_lock(self.home / "server.lock", fcntl.LOCK_SH | fcntl.LOCK_NB))
+            os.close(_lock(self.home / "server.lock", fcntl.LOCK_SH | fcntl.LOCK_NB, create=False))
         except BlockingIOError:
             return True
-        except FileNotFoundError:  # no home
+        except FileNotFoundError:  # never started, or removed
             return False
         return False
 
@@ -321,7 +321,15 @@ class DevCluster:
         # Under another name, so that an initdb that is killed leaves no half of a cluster.
         folder = Path(tempfile.mkdtemp(prefix="init-", dir=self.home))
         os.chown(folder, *_server_user())
-        command = [bindir / "initdb", "-D", folder, "-U", "postgres", "-E", "UTF8"]
+        command: list[str | Path] = [
+            bindir / "initdb",
+            "-D",
+            folder,
+            "-U",
+            "postgres",
+            "-E",
+            "UTF8",
+        ]
         command += ["--auth-local=trust", "--auth-host=reject"]
         if self.options.get("fsync") == "off":
             command.append("--no-sync")
@@ -356,10 +364,11 @@ class DevCluster:
         log = self.home / "data" / "server.log"
         log.unlink(missing_ok=True)
         settings = " ".join(shlex.quote(f"--{key}={value}") for key, value in self.options.items())
-        command = [bindir / "pg_ctl", "start", "-w", "-t", str(TIMEOUT), "-D", self.pgdata]
+        command: list[str | Path] = [bindir / "pg_ctl", "start", "-w", "-t", str(TIMEOUT)]
+        command += ["-D", self.pgdata, "-l", log, "-o", settings]
         lock = _lock(self.home / "server.lock", fcntl.LOCK_EX)
         try:
-            done = _run([*command, "-l", log, "-o", settings], pass_fds=(lock,))
+            done = _run(command, pass_fds=(lock,))
         finally:
             os.close(lock)  # closed, not unlocked: the server holds the same lock
         if done.returncode:
@@ -542,9 +551,9 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _lock(path: Path, operation: int) -> int:
+def _lock(path: Path, operation: int, *, create: bool = True) -> int:
     """Lock the file and return its descriptor; the lock goes when that is closed."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
     try:
         fcntl.flock(descriptor, operation)
     except BaseException:
