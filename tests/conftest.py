@@ -1,10 +1,5 @@
-"""
-The tests' database, and what it takes to reach the parts of the machine that tests use.
+"""What the tests share: the server, the real input, the header that tells what a run is on."""
 
-The database is a throw-away cluster for the whole run unless `DATABASE_URL` is set.
-"""
-
-import contextlib
 import os
 import platform
 from collections.abc import Iterator
@@ -14,34 +9,33 @@ import psycopg
 import pytest
 
 from django_pgqueue.devdb import DevCluster, throwaway
-
-_resources = contextlib.ExitStack()
-_cluster: DevCluster | None = None
-
-
-# Before pytest-django reads the settings, which need the database's URL.
-if "DATABASE_URL" not in os.environ:
-    _cluster = _resources.enter_context(throwaway())
-    os.environ["DATABASE_URL"] = _cluster.url
+from tests import cluster
 
 
 def pytest_unconfigure() -> None:
-    _resources.close()
+    cluster.stop()
 
 
-def pytest_report_header() -> str:
-    """Show what the run really is on: the matrix is read from these lines."""
+def versions() -> tuple[str, str, str]:
+    """Return the versions of Python, Django and PostgreSQL that the run really is on."""
     import django
 
     with psycopg.connect(os.environ["DATABASE_URL"]) as connection:
         server = connection.info.parameter_status("server_version")
-    versions = (platform.python_version(), django.get_version(), str(server))
-    # The matrix says here what it means to run on; a cell that is another must not pass for it.
+    return platform.python_version(), django.get_version(), str(server)
+
+
+def pytest_sessionstart() -> None:
+    """Stop a run that is not on the versions that the matrix means it to be on."""
     expected = os.environ.get("PGQUEUE_EXPECT_VERSIONS", "").split()
-    if any(not f"{v}.".startswith(f"{e}.") for v, e in zip(versions, expected, strict=False)):
-        raise pytest.UsageError(f"expected the versions {expected}, found {versions}")
+    for found, prefix in zip(versions(), expected, strict=False):
+        if not f"{found}.".startswith(f"{prefix}."):
+            raise pytest.UsageError(f"PGQUEUE_EXPECT_VERSIONS is {expected}, found {versions()}")
+
+
+def pytest_report_header() -> str:
     return "matrix: Python {}, Django {}, PostgreSQL {}, psycopg {}".format(
-        *versions, psycopg.__version__
+        *versions(), psycopg.__version__
     )
 
 
@@ -53,11 +47,11 @@ def pg() -> Iterator[DevCluster]:
     It is the one that the test database lives on, unless `DATABASE_URL` was given: then it is
     one of its own.
     """
-    if _cluster is not None:
-        yield _cluster
+    if cluster.cluster is not None:
+        yield cluster.cluster
     else:
-        with throwaway() as cluster:
-            yield cluster
+        with throwaway() as own:
+            yield own
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,22 @@
 """
-Settings of the tests: the example project's, on the database that conftest.py provides.
+Settings of the tests: the example project's, on the database that cluster.py provides.
 
 Two variables of the environment choose how Django connects, so that the whole suite can run
 either way: `PGQUEUE_TEST_POOL=1` (psycopg's pool) and `PGQUEUE_TEST_SERVER_SIDE_BINDING=1`.
 """
 
 import os
+import sys
 
-# mypy's Django plugin reads the settings too, and needs no database.
-os.environ.setdefault("DATABASE_URL", "postgres://postgres@localhost/postgres")
+from tests import cluster
 
-from example_project.settings import *  # noqa: F403
-from example_project.settings import DATABASES
+if "mypy" in sys.modules:
+    # mypy's Django plugin reads the settings too, and needs no database.
+    os.environ.setdefault("DATABASE_URL", "postgres:///none")
+cluster.start()
+
+from example_project.settings import *  # noqa: E402, F403
+from example_project.settings import DATABASES  # noqa: E402
 
 OPTIONS = DATABASES["default"].setdefault("OPTIONS", {})
 if os.environ.get("PGQUEUE_TEST_POOL") == "1":
