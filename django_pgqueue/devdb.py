@@ -78,9 +78,7 @@ def database_url(data_dir: Path) -> str:
 
 
 @contextlib.contextmanager
-def throwaway(
-    *, durable: bool = False, options: Mapping[str, str] | None = None
-) -> Iterator["DevCluster"]:
+def throwaway(*, durable: bool = False, options: Mapping[str, str] | None = None) -> Iterator["DevCluster"]:
     """
     Start a server with an empty database, and remove both on exit.
 
@@ -154,9 +152,7 @@ class DevCluster:
     by name. Both apply when the server starts.
     """
 
-    def __init__(
-        self, data_dir: Path, *, durable: bool = True, options: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, data_dir: Path, *, durable: bool = True, options: Mapping[str, str] | None = None) -> None:
         shared = _shared_folder()
         self.home = data_dir.absolute()
         if os.getuid() == 0 and self.home.parent != shared:
@@ -504,9 +500,7 @@ def _server_user() -> tuple[int, int]:
     return nobody.pw_uid, nobody.pw_gid
 
 
-def _run(
-    command: Sequence[str | Path], *, pass_fds: Sequence[int] = ()
-) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str | Path], *, pass_fds: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
     """Run a program as the server's user, free of this process's locale and PG* variables."""
     other_user: dict[str, Any] = {}
     if os.getuid() == 0:

@@ -34,9 +34,7 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_report_header() -> str:
-    return "matrix: Python {}, Django {}, PostgreSQL {}, psycopg {}".format(
-        *versions(), psycopg.__version__
-    )
+    return "matrix: Python {}, Django {}, PostgreSQL {}, psycopg {}".format(*versions(), psycopg.__version__)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,37 @@
+"""Composition root: what happens when Django starts, and after it migrated."""
+
+from typing import Any
+
+from django.apps import AppConfig
+from django.core import checks as django_checks
+from django.db.models.signals import post_migrate
+from django.utils.module_loading import autodiscover_modules
+
+
+class DjangoPGQueueConfig(AppConfig):
+    name = "django_pgqueue"
+    label = "django_pgqueue"
+    verbose_name = "Message queues"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from django_pgqueue import checks
+
+        autodiscover_modules("queues")
+        django_checks.register(checks.check_settings)
+        django_checks.register(checks.check_engine)
+        django_checks.register(checks.check_foreign_key, django_checks.Tags.database)
+        post_migrate.connect(declare_standing_queues, sender=self)
+
+
+def declare_standing_queues(using: str, plan: Any = (), **kwargs: Any) -> None:
+    """Make the standing queues of queues.py modules, and their dead-letter queues, after migrating."""
+    from django_pgqueue import queues, services
+
+    services.forget_declared()
+    is_reversed = any(migration.app_label == "django_pgqueue" and backwards for migration, backwards in plan)
+    if is_reversed:
+        return  # The tables may be gone.
+    for queue in queues.standing_queues():
+        if queue.using == using:
+            queue.declare()

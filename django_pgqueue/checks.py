@@ -1,0 +1,106 @@
+"""System checks. Ids are django_pgqueue.E001 and so on; the docs list them."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error, Warning
+from django.db import connections
+
+from django_pgqueue import services
+from django_pgqueue.conf import SETTING_TYPES, settings
+from django_pgqueue.queues import check_backoff
+
+
+def check_engine(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """E001: the queue's database is PostgreSQL."""
+    alias = settings.DATABASE
+    if alias not in django_settings.DATABASES:
+        return [Error(f"PGQUEUE: DATABASE names no database alias: {alias!r}.", id="django_pgqueue.E001")]
+    if connections[alias].vendor != "postgresql":
+        return [
+            Error(
+                f"The database {alias!r} is {connections[alias].vendor}; django_pgqueue needs PostgreSQL.",
+                hint="Point PGQUEUE['DATABASE'] at a PostgreSQL alias.",
+                id="django_pgqueue.E001",
+            )
+        ]
+    return []
+
+
+def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """E002: an unknown key. E003: a value of the wrong type or range. W004: reaped while in use."""
+    configured = getattr(django_settings, "PGQUEUE", {})
+    if not isinstance(configured, dict):
+        return [Error("PGQUEUE must be a dict.", id="django_pgqueue.E003")]
+    found: list[CheckMessage] = []
+    for key, value in configured.items():
+        if key not in SETTING_TYPES:
+            nearest = difflib.get_close_matches(str(key), SETTING_TYPES, n=1)
+            hint = f"Did you mean {nearest[0]}?" if nearest else f"There are: {', '.join(sorted(SETTING_TYPES))}."
+            found.append(Error(f"PGQUEUE has no setting {key!r}.", hint=hint, id="django_pgqueue.E002"))
+        elif problem := _problem(key, value):
+            found.append(Error(f"PGQUEUE[{key!r}] {problem}, not {value!r}.", id="django_pgqueue.E003"))
+    if not found:
+        longest = max(settings.DECLARE_TTL, settings.HEARTBEAT_INTERVAL)
+        if 3 * longest > settings.REAP_IDLE_AFTER:
+            found.append(
+                Warning(
+                    f"PGQUEUE: REAP_IDLE_AFTER ({settings.REAP_IDLE_AFTER} s) is less than three times the longest of"
+                    f" DECLARE_TTL and HEARTBEAT_INTERVAL ({longest} s): queues in use may be reaped.",
+                    id="django_pgqueue.W004",
+                )
+            )
+    return found
+
+
+def _problem(key: str, value: Any) -> str:
+    """Return what is wrong with a setting's value, or nothing."""
+    if key == "BACKOFF":
+        try:
+            check_backoff(value)
+        except (ValueError, AttributeError) as error:
+            return f"is not a back-off ({error})"
+        return ""
+    hint = SETTING_TYPES[key]
+    allowed = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None:
+        return "" if type(None) in allowed else "must not be None"
+    if str in allowed:
+        return "" if isinstance(value, str) else "must be a str"
+    if isinstance(value, bool) or not isinstance(value, (int, float) if float in allowed else int):
+        return "must be a number"
+    return "" if value > 0 or (key == "NOTIFY_INTERVAL" and value == 0) else "must be more than 0"
+
+
+def check_foreign_key(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """E005: the messages' foreign key is missing, deferrable, not validated or not ON DELETE SET NULL."""
+    alias = settings.DATABASE
+    if alias not in (databases or ()) or connections[alias].vendor != "postgresql":
+        return []
+    if "django_pgqueue_messagequeueitem" not in connections[alias].introspection.table_names():
+        return []  # Not migrated yet.
+    state = services.foreign_key_state(alias)
+    if state is None:
+        problems = ["is missing"]
+    else:
+        words = ("is not ON DELETE SET NULL", "is deferrable", "is not validated")
+        problems = [word for word, is_good in zip(words, state, strict=True) if not is_good]
+    if not problems:
+        return []
+    return [
+        Error(
+            f"The foreign key {services.FOREIGN_KEY_NAME} {' and '.join(problems)}: publishing could lose messages"
+            " or fail at COMMIT.",
+            hint=(
+                "Drop it if it is there, then: ALTER TABLE django_pgqueue_messagequeueitem ADD CONSTRAINT"
+                f" {services.FOREIGN_KEY_NAME} FOREIGN KEY (queue_id) REFERENCES django_pgqueue_messagequeue (name)"
+                " ON DELETE SET NULL NOT DEFERRABLE"
+            ),
+            id="django_pgqueue.E005",
+        )
+    ]

@@ -1,0 +1,80 @@
+"""Every error that this app raises on purpose, and the two that handlers raise to steer it."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from django.db import IntegrityError
+
+# Raised by PostgreSQL when a row refers to a parent that is not there
+# (https://www.postgresql.org/docs/current/errcodes-appendix.html).
+FOREIGN_KEY_VIOLATION = "23503"
+
+
+class PGQueueError(Exception):
+    """Base of the errors below. Never raised itself."""
+
+
+class InvalidQueueName(PGQueueError, ValueError):
+    """A queue name is empty, too long, or holds characters that are not allowed."""
+
+
+class PayloadError(PGQueueError, ValueError):
+    """
+    A payload or a header cannot be stored as JSON. Raised before any SQL is sent.
+
+    ``path`` tells where in the value the trouble is: ``$.items[3].price``.
+    """
+
+    def __init__(self, message: str, path: str = "$") -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = path
+
+
+class PayloadTooLarge(PayloadError):
+    """A payload has more bytes of UTF-8 JSON than ``PGQUEUE["MAX_PAYLOAD_BYTES"]``."""
+
+
+class QueueNotFound(PGQueueError, IntegrityError):
+    """
+    The queue has no row, and it must not be made silently.
+
+    ``sqlstate`` is that of a foreign-key violation whichever way it was found, so that code which
+    looks at the SQLSTATE of an ``IntegrityError`` sees one answer. The caller's transaction stays
+    usable.
+    """
+
+    sqlstate = FOREIGN_KEY_VIOLATION
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(f"queue {queue!r} does not exist")
+        self.queue = queue
+
+
+class LeaseLost(PGQueueError):
+    """
+    Messages could not be settled or extended, because their lease is no longer the caller's.
+
+    ``ids`` lists them. Those that still were the caller's have been settled.
+    """
+
+    def __init__(self, queue: str, ids: Iterable[int]) -> None:
+        self.queue = queue
+        self.ids = sorted(ids)
+        super().__init__(f"lease lost on queue {queue!r}: messages {self.ids}")
+
+
+class Nack(Exception):
+    """Raised by a handler: give the message back, to be delivered again after ``delay`` seconds."""
+
+    def __init__(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.delay = delay
+
+
+class Reject(Exception):
+    """Raised by a handler: give the message up, it goes to the dead-letter queue at once."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,107 @@
+"""What every loop stands on: a connection of its own, and patience when the database is away."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+logger = logging.getLogger("django_pgqueue")
+
+#: What a database that is away, read-only or restarting raises through Django.
+DATABASE_FAULTS = (DatabaseError, InterfaceError)
+
+# Seconds between two attempts while the database is away: doubled up to the cap, with jitter.
+FIRST_RETRY = 0.1
+LONGEST_RETRY = 5.0
+
+
+def dedicated_connection(alias: str, purpose: str) -> BaseDatabaseWrapper:
+    """
+    Return a new, unopened connection to ``alias`` that comes from no pool.
+
+    A pooled one would keep LISTENing after it was given back, or be missing when a small pool is
+    used up by handlers. Test database names, engine subclasses and OPTIONS are honoured.
+    """
+    connection = connections[alias].copy()
+    options = connection.settings_dict.setdefault("OPTIONS", {})
+    options.pop("pool", None)
+    options["application_name"] = f"django_pgqueue {purpose}"
+    return connection
+
+
+@contextmanager
+def own_connection(alias: str, purpose: str) -> Iterator[None]:
+    """Let ``connections[alias]`` of this thread be a dedicated connection, and close it at the end."""
+    before = connections[alias]
+    if before.in_atomic_block:
+        # Inside a TestCase: another connection would not see its rows.
+        yield
+        return
+    dedicated = dedicated_connection(alias, purpose)
+    connections[alias] = dedicated
+    try:
+        yield
+    finally:
+        connections[alias] = before
+        dedicated.close()
+
+
+class Outage:
+    """The database, seen from one loop: one log line when it is lost, one when it is back."""
+
+    def __init__(self, loop: str) -> None:
+        self.loop = loop
+        self.attempts = 0
+
+    def failed(self, error: Exception) -> float:
+        """Note a failure. Returns the seconds to wait before the next attempt."""
+        if not self.attempts:
+            logger.warning("database lost loop=%s error=%s", self.loop, describe(error))
+        self.attempts += 1
+        # Exponent capped too: a long outage must not overflow.
+        delay: float = min(FIRST_RETRY * 2 ** min(self.attempts, 10), LONGEST_RETRY)
+        return delay * random.uniform(0.5, 1)
+
+    def recovered(self) -> None:
+        """Note a success."""
+        if self.attempts:
+            logger.warning("database back loop=%s attempts=%s", self.loop, self.attempts)
+            self.attempts = 0
+
+
+def describe(error: BaseException) -> str:
+    """Return an error's class and SQLSTATE. Its text may quote data or a DSN, so it is left out."""
+    sqlstate = getattr(error.__cause__, "sqlstate", None)
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    return f"{name}[{sqlstate}]" if sqlstate else name
+
+
+def run_every(
+    interval: Callable[[], float],
+    run_once: Callable[[], object],
+    stop: threading.Event,
+    *,
+    alias: str,
+    loop: str,
+) -> None:
+    """
+    Call ``run_once`` every ``interval()`` seconds until ``stop`` is set.
+
+    A database fault closes this thread's connection and is retried with back-off.
+    """
+    outage = Outage(loop)
+    while not stop.is_set():
+        try:
+            run_once()
+        except DATABASE_FAULTS as error:
+            connections[alias].close()
+            stop.wait(outage.failed(error))
+        else:
+            outage.recovered()
+            stop.wait(interval())

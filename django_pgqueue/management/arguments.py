@@ -1,0 +1,55 @@
+"""What the commands share: arguments that say what is wrong with them, signals, errors."""
+
+import argparse
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from threading import current_thread, main_thread
+from types import FrameType
+from typing import TypeVar
+
+from django.core.management.base import CommandError
+from django.db import DatabaseError
+
+Number = TypeVar("Number", int, float)
+
+
+def at_least(least: Number) -> Callable[[str], Number]:
+    """Return an argparse type: a number like ``least`` that is not smaller."""
+    kind = type(least)
+
+    def parse(text: str) -> Number:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = None
+        # Written so that NaN fails too.
+        if number is None or not least <= number < 1e12:
+            raise argparse.ArgumentTypeError(f"must be a number of at least {least}, not {text!r}")
+        return number
+
+    return parse
+
+
+@contextmanager
+def on_stop_signal(stop: Callable[[], object]) -> Iterator[None]:
+    """
+    Call ``stop`` at each SIGTERM and SIGINT, and restore the handlers afterwards.
+
+    Only the main thread may have signal handlers; elsewhere this does nothing.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop()
+
+    with ExitStack() as stack:
+        if current_thread() is main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                stack.callback(signal.signal, number, signal.signal(number, handle))
+        yield
+
+
+def refusal(error: DatabaseError) -> CommandError:
+    """Return what a command says when the database refuses it: one line."""
+    text = str(error).strip()
+    return CommandError(f"the database refuses: {text.splitlines()[0] if text else type(error).__name__}")

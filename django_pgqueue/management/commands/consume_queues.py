@@ -1,0 +1,71 @@
+"""Run the handlers of queues."""
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
+from django.utils.module_loading import import_string
+
+from django_pgqueue.consumer import Consumer, Handler
+from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
+from django_pgqueue.queues import Queue, find_queue, registered_handlers
+
+
+class Command(BaseCommand):
+    help = "Run the handlers of the named queues, or of all queues that have one."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("names", nargs="*", metavar="NAME", help="queues (default: all that have a handler)")
+        parser.add_argument("--handler", metavar="PATH", help="dotted path of a function to run instead of theirs")
+        parser.add_argument(
+            "--concurrency",
+            type=at_least(1),
+            help="messages of a queue handled at once (default: as declared)",
+        )
+        parser.add_argument(
+            "--prefetch",
+            type=at_least(1),
+            help="messages of a queue held at once (default: PREFETCH)",
+        )
+        parser.add_argument("--drain", action="store_true", help="exit when nothing is ready and nothing is held")
+        parser.add_argument("--max-messages", type=at_least(1), help="exit after so many messages")
+        parser.add_argument(
+            "--grace",
+            type=at_least(0.0),
+            default=30.0,
+            help="seconds that running handlers get after SIGTERM (default: 30)",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            consumer = Consumer(
+                handlers_of(options["names"], options["handler"]),
+                concurrency=options["concurrency"],
+                prefetch=options["prefetch"],
+                drain=options["drain"],
+                max_messages=options["max_messages"],
+                grace=options["grace"],
+            )
+        except (ValueError, LookupError, ImportError) as error:
+            raise CommandError(str(error)) from error
+        with on_stop_signal(lambda: consumer.stop(now=consumer.is_stopping)):
+            try:
+                handled = consumer.run()
+            except DatabaseError as error:
+                raise refusal(error) from error
+        if options["verbosity"] > 1:
+            self.stdout.write(f"handled {handled} messages")
+
+
+def handlers_of(names: list[str], path: str | None) -> list[Handler]:
+    """Return the registered handlers of these queues, or the function at ``path`` for each of them."""
+    if path is None:
+        handlers = registered_handlers(names)
+        if not handlers:
+            raise LookupError("no handler is registered; declare one with @queue.handler in a queues.py module")
+        return handlers
+    if not names:
+        raise LookupError("--handler needs the names of queues")
+    function = import_string(path)
+    return [(find_queue(name) or Queue(name)).make_handler(function) for name in names]

@@ -1,0 +1,46 @@
+"""Keep queues in use on behalf of consumers that are not this library's."""
+
+import threading
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
+
+from django_pgqueue.conf import database_alias, settings
+from django_pgqueue.heartbeat import Heartbeat
+from django_pgqueue.loop import own_connection, run_every
+from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
+from django_pgqueue.queues import find_queue
+
+
+class Command(BaseCommand):
+    help = "Mark queues as in use, so that the reaper leaves them. Queues declared in this project are made if missing."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("names", nargs="+", metavar="NAME")
+        parser.add_argument(
+            "--interval",
+            type=at_least(0.1),
+            help="seconds between two heartbeats (default: HEARTBEAT_INTERVAL)",
+        )
+        parser.add_argument("--once", action="store_true", help="beat once and exit; fails if a queue is not there")
+        parser.add_argument("--database", help="alias of the database (default: DATABASE)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        using = database_alias(options["database"])
+        found = [find_queue(name) for name in options["names"]]
+        declared = [queue.declaration for queue in found if queue is not None]
+        heartbeat = Heartbeat(using, declared=declared, names=options["names"])
+        if options["once"]:
+            try:
+                missing = heartbeat.run_once() - heartbeat.declared.keys()
+            except DatabaseError as error:
+                raise refusal(error) from error
+            if missing:
+                raise CommandError(f"no such queue: {', '.join(sorted(missing))}")
+            return
+        interval = options["interval"] or settings.HEARTBEAT_INTERVAL
+        stop = threading.Event()
+        with on_stop_signal(stop.set), own_connection(using, "heartbeat"):
+            run_every(lambda: interval, heartbeat.run_once, stop, alias=using, loop="heartbeat")

@@ -1,0 +1,74 @@
+"""Publish JSON lines from a file or from standard input."""
+
+import json
+import sys
+from argparse import ArgumentParser, FileType
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError, transaction
+
+from django_pgqueue.exceptions import PayloadError, PGQueueError
+from django_pgqueue.management.arguments import at_least, refusal
+from django_pgqueue.queues import Queue, find_queue
+
+# Lines of one publish_many call.
+BATCH = 1_000
+
+
+class Command(BaseCommand):
+    help = "Publish each line of a file (default: standard input) as a message: all of them, or none."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", metavar="NAME")
+        parser.add_argument("file", nargs="?", metavar="FILE", type=FileType(encoding="utf-8"), default="-")
+        parser.add_argument("--delay", type=at_least(0.0), default=0.0, help="seconds until the messages are due")
+        parser.add_argument("--ttl", type=at_least(0.001), help="seconds after which a due message expires")
+        parser.add_argument(
+            "--auto-deleted",
+            action="store_true",
+            help="if the queue is not declared in this project: auto-deleted",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        count = 0
+        try:
+            queue = find_queue(options["name"]) or Queue(options["name"], auto_deleted=options["auto_deleted"])
+            with transaction.atomic(using=queue.using):
+                for first, payloads in batches(options["file"]):
+                    try:
+                        queue.publish_many(payloads, delay=options["delay"], ttl=options["ttl"])
+                    except PayloadError as error:
+                        raise CommandError(f"from line {first}: {error}") from error
+                    count += len(payloads)
+        except DatabaseError as error:
+            raise refusal(error) from error
+        except (PGQueueError, ValueError) as error:
+            raise CommandError(str(error)) from error
+        if options["verbosity"] > 0 and sys.stdout.isatty():
+            self.stdout.write(f"published {count} messages to {queue.name}")
+
+
+def batches(lines: TextIO) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the number of the first line, and the payloads, of each batch. Blank lines are passed over."""
+    first = 1
+    payloads: list[Any] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        if not payloads:
+            first = number
+        try:
+            payloads.append(json.loads(line, parse_constant=_refuse_constant))
+        except (ValueError, RecursionError) as error:
+            raise CommandError(f"line {number} is not JSON: {error}") from error
+        if len(payloads) == BATCH:
+            yield first, payloads
+            payloads = []
+    if payloads:
+        yield first, payloads
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")

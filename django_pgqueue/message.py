@@ -1,0 +1,126 @@
+"""What a consumer holds: one message under a lease, and the JSON that travels in it."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django_pgqueue.exceptions import PayloadError, PayloadTooLarge
+
+# A consumer decodes with the json module, whose recursion is bounded by the interpreter (1,000
+# frames on CPython 3.11, those of the handler included). What is published must be readable there.
+MAX_DEPTH = 500
+
+# The same JSON for every publish path: one form to compare, to measure and to read in psql.
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """
+    One claimed message. Frozen: settling it is the queue's work (``queue.ack(message)``).
+
+    ``lease_expires_at`` is by the database's clock. ``token`` fences the lease: a later claim of
+    the same message has another one.
+    """
+
+    id: int
+    queue: str
+    payload: Any
+    headers: dict[str, Any]
+    delivery_count: int
+    published_at: datetime
+    lease_expires_at: datetime
+    token: UUID = field(repr=False)
+    # True when an earlier delivery neither settled it nor gave it back: its worker may have died
+    # of it, so it was claimed alone.
+    suspect: bool = False
+
+
+def encode(value: object, max_bytes: int, root: str = "$") -> str:
+    """
+    Return ``value`` as the JSON text that is stored, or raise ``PayloadError`` naming the path.
+
+    Accepted: None, bool, int, finite float, str without NUL and lone surrogates, list and tuple
+    (arrives as a list), and dict with str keys, nested up to ``MAX_DEPTH``. Subclasses arrive as
+    the plain type. ``max_bytes`` bounds the UTF-8 JSON; beyond it ``PayloadTooLarge`` is raised.
+    """
+    try:
+        text = _encode(value)
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        _raise_where(value, root)
+        raise PayloadError(str(error), root) from error
+    # These three look-ups run in C and clear almost every payload; only what they cannot clear is
+    # walked node by node. Loading the text back shows what JSON would change silently (keys that
+    # are not text, two keys that become one).
+    if "\\u0000" in text or text.count("[") + text.count("{") > MAX_DEPTH or json.loads(text) != value:
+        _raise_where(value, root)
+    if size > max_bytes:
+        raise PayloadTooLarge(f"{size} bytes of JSON, at most {max_bytes} are allowed", root)
+    return text
+
+
+def encode_headers(headers: Mapping[str, object] | None, max_bytes: int) -> str:
+    """Return headers as JSON text. They are a mapping of str to JSON values, None means none."""
+    if not headers:
+        return "{}"
+    if not isinstance(headers, Mapping):
+        raise PayloadError(f"headers must be a mapping, not {type(headers).__name__}", "headers")
+    return encode(dict(headers), max_bytes, "headers")
+
+
+def _raise_where(value: object, root: str) -> None:
+    """Walk a value and raise ``PayloadError`` at the first thing that JSON cannot carry."""
+    # Iterative, because the values that matter here are those that exhaust recursion.
+    stack: list[tuple[str, object, int, tuple[int, ...]]] = [(root, value, 1, ())]
+    while stack:
+        path, node, depth, ancestors = stack.pop()
+        if id(node) in ancestors:
+            raise PayloadError("the value contains itself", path)
+        _check_scalar(node, path)
+        if isinstance(node, (dict, list, tuple)):
+            if depth > MAX_DEPTH:
+                raise PayloadError(f"nested deeper than {MAX_DEPTH} levels", _shorten(path))
+            inside = (*ancestors, id(node))
+            children = [(child_path, child, depth + 1, inside) for child_path, child in _children(node, path)]
+            stack.extend(reversed(children))
+
+
+def _children(node: Any, path: str) -> Iterator[tuple[str, object]]:
+    if not isinstance(node, dict):
+        for index, child in enumerate(node):
+            yield f"{path}[{index}]", child
+        return
+    for key, child in node.items():
+        if not isinstance(key, str):
+            raise PayloadError(f"keys must be str, not {type(key).__name__}: {key!r:.80}", path)
+        _check_scalar(key, path, what="key ")
+        yield f"{path}.{key}", child
+
+
+def _check_scalar(node: object, path: str, what: str = "") -> None:
+    if isinstance(node, str):
+        if "\0" in node:
+            raise PayloadError(f"{what}text holds a NUL character, which jsonb cannot store", path)
+        try:
+            node.encode()
+        except UnicodeEncodeError as error:
+            raise PayloadError(f"{what}text holds half of a surrogate pair", path) from error
+    elif isinstance(node, float):
+        if not math.isfinite(node):
+            raise PayloadError(f"{node!r} is not JSON", path)
+    elif isinstance(node, int):
+        try:
+            str(int(node))
+        except ValueError as error:
+            raise PayloadError("the integer has too many digits", path) from error
+    elif node is not None and not isinstance(node, (dict, list, tuple)):
+        raise PayloadError(f"{type(node).__name__} is not JSON; convert it first", path)
+
+
+def _shorten(path: str) -> str:
+    return path if len(path) <= 80 else f"{path[:60]}…{path[-15:]}"

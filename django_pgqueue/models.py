@@ -1,0 +1,191 @@
+"""
+The tables. Runtime statements are in ``sql.py``; these models are for migrations, admin and queries.
+
+No column holds a message's state: it follows from the lease, the times and where the message came
+from, so that a claim changes no indexed column (a heap-only update).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db import models
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from django_pgqueue.constraints import ImmediateForeignKey
+
+
+class MessageQueue(models.Model):
+    """One queue. Rows are made by ``Queue.declare`` and by publishing, and removed by the reaper."""
+
+    name = models.TextField(primary_key=True)
+    durable = models.BooleanField(default=True, db_default=True)
+    auto_deleted = models.BooleanField(
+        default=False, db_default=False, help_text="Reaped when it is idle and holds no message."
+    )
+    exclusive = models.BooleanField(default=False, db_default=False)
+    exclusive_consumer_id = models.UUIDField(null=True, editable=False)
+    dead_letter = models.TextField(  # noqa: DJ001 - null is "not configured"
+        null=True,
+        help_text="The configured dead-letter queue. Null: the default, NAME.dead.",
+    )
+    max_deliveries = models.IntegerField(default=5, db_default=5)
+    paused_at = models.DateTimeField(null=True)
+    last_active = models.DateTimeField(db_default=Now(), help_text="Last declared, published to or consumed.")
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "django_pgqueue_messagequeue"
+        ordering = ("name",)
+        constraints = (
+            models.CheckConstraint(
+                condition=Q(name__regex=r"^[^[:cntrl:][:space:]]([^[:cntrl:]]{0,253}[^[:cntrl:][:space:]])?$"),
+                name="django_pgqueue_queue_name",
+            ),
+            models.CheckConstraint(condition=Q(max_deliveries__gte=1), name="django_pgqueue_queue_max_deliveries"),
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class QueueConsumer(models.Model):
+    """
+    One running consumer process, as of its last heartbeat.
+
+    For people and for exclusive queues. Never part of claiming or of giving leases back: a lapsed
+    lease lapses by its own deadline, whatever became of this row.
+    """
+
+    id = models.UUIDField(primary_key=True)
+    host = models.TextField()
+    pid = models.IntegerField()
+    queues = models.JSONField()
+    started_at = models.DateTimeField(db_default=Now())
+    last_heartbeat = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "django_pgqueue_queueconsumer"
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}"
+
+
+class MessageQueueItemQuerySet(models.QuerySet["MessageQueueItem"]):
+    """The states of a message that people see. Each message is in one of them."""
+
+    def ready(self) -> MessageQueueItemQuerySet:
+        """Messages that the next claim may take."""
+        return self._waiting().exclude(read_after__gt=Now())
+
+    def delayed(self) -> MessageQueueItemQuerySet:
+        """Messages whose time has not come."""
+        return self._waiting().filter(read_after__gt=Now())
+
+    def leased(self) -> MessageQueueItemQuerySet:
+        """Messages that a consumer holds."""
+        return self.filter(lease_expires_at__gt=Now())
+
+    def dead(self) -> MessageQueueItemQuerySet:
+        """Messages that were set aside and that nobody holds."""
+        return self._unheld().filter(queue__isnull=False, dead_lettered_at__isnull=False)
+
+    def expired(self) -> MessageQueueItemQuerySet:
+        """Messages whose TTL has passed and that the reaper has not met yet."""
+        return self._unheld().filter(queue__isnull=False, dead_lettered_at__isnull=True, expires_at__lte=Now())
+
+    def orphaned(self) -> MessageQueueItemQuerySet:
+        """Messages whose queue row was deleted and that nobody holds."""
+        return self._unheld().filter(queue__isnull=True)
+
+    def _unheld(self) -> MessageQueueItemQuerySet:
+        return self.exclude(lease_expires_at__gt=Now())
+
+    def _waiting(self) -> MessageQueueItemQuerySet:
+        return self._unheld().filter(queue__isnull=False, dead_lettered_at__isnull=True).exclude(expires_at__lte=Now())
+
+
+class MessageQueueItem(models.Model):
+    """
+    One message.
+
+    Every column but ``queue_id`` and ``payload`` has a database default, so a bare
+    ``INSERT (queue_id, payload)`` from psql or a trigger is a valid publish.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    # The constraint is ImmediateForeignKey below, and the claim index leads with the column, so
+    # Django's own constraint and index are both left out.
+    queue = models.ForeignKey(
+        MessageQueue,
+        models.DO_NOTHING,
+        null=True,
+        db_constraint=False,
+        db_index=False,
+        related_name="items",
+    )
+    payload = models.JSONField()
+    headers = models.JSONField(default=dict, db_default=models.Value({}, output_field=models.JSONField()))
+    published_at = models.DateTimeField(db_default=Now())
+    read_after = models.DateTimeField(null=True, help_text="Due time. Null: published without a delay.")
+    expires_at = models.DateTimeField(null=True, help_text="Null: never.")
+    delivery_count = models.IntegerField(default=0, db_default=0)
+    lease_expires_at = models.DateTimeField(null=True)
+    lease_token = models.UUIDField(null=True)
+    leased_by = models.UUIDField(null=True, help_text="The consumer that holds or last held it.")
+    orphaned_from = models.TextField(  # noqa: DJ001 - exactly one of queue and orphaned_from is null
+        null=True, help_text="The queue it belonged to when that queue's row was deleted."
+    )
+    dead_lettered_from = models.TextField(null=True)  # noqa: DJ001 - null is "never"
+    dead_lettered_at = models.DateTimeField(null=True)
+    failures = models.JSONField(
+        null=True,
+        help_text="The last failures, oldest first: at, queue, delivery_count, consumer, reason.",
+    )
+
+    objects = MessageQueueItemQuerySet.as_manager()
+
+    class Meta:
+        db_table = "django_pgqueue_messagequeueitem"
+        indexes = (
+            # Serves both walks of a claim (read_after null, read_after due), the foreign key's
+            # look-up and the orphan trigger's. A claim changes none of its columns.
+            models.Index(fields=("queue", "read_after", "id"), name="django_pgqueue_item_claim_idx"),
+            models.Index(
+                fields=("expires_at",),
+                condition=Q(expires_at__isnull=False),
+                name="django_pgqueue_item_expiry_idx",
+            ),
+            models.Index(
+                fields=("orphaned_from", "id"),
+                condition=Q(orphaned_from__isnull=False),
+                name="django_pgqueue_item_orphan_idx",
+            ),
+        )
+        constraints = (
+            ImmediateForeignKey(field="queue", name="django_pgqueue_item_queue_fk"),
+            # Makes it loud when the orphan trigger is disabled: a message must know where it belongs.
+            models.CheckConstraint(
+                condition=Q(queue__isnull=False, orphaned_from__isnull=True)
+                | Q(queue__isnull=True, orphaned_from__isnull=False),
+                name="django_pgqueue_item_queue_or_orphan",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.queue_id or self.orphaned_from}/{self.pk}"
+
+    def state(self, now: datetime) -> str:
+        """Return the word for this message's state at ``now``, which should be the database's time."""
+        if self.lease_expires_at is not None and self.lease_expires_at > now:
+            return "leased"
+        if self.queue_id is None:
+            return "orphaned"
+        if self.dead_lettered_at is not None:
+            return "dead"
+        if self.expires_at is not None and self.expires_at <= now:
+            return "expired"
+        if self.read_after is not None and self.read_after > now:
+            return "delayed"
+        return "ready"

@@ -1,0 +1,371 @@
+"""
+``Queue``: what projects import, declare in their ``queues.py`` and publish to.
+
+Declaring one runs no SQL and works before Django's apps are loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal, overload
+from weakref import WeakSet
+
+from asgiref.sync import sync_to_async
+
+from django_pgqueue import services
+from django_pgqueue.conf import database_alias, settings
+from django_pgqueue.consumer import ACK_MODES, Handler
+from django_pgqueue.message import Message, encode, encode_headers
+from django_pgqueue.services import Declaration, Outgoing, QueueStats
+from django_pgqueue.validation import check_count, check_name, check_seconds
+
+Seconds = float | timedelta
+HandlerFunction = Callable[[Message], Any]
+
+# Queues that are alive in this process; those of queues.py modules live as long as it does.
+_queues: WeakSet[Queue] = WeakSet()
+_handlers: dict[str, Handler] = {}
+
+
+class Queue:
+    """
+    A queue, declared.
+
+    ``name``: see ``check_name``. ``durable``: False allows a server crash to take messages.
+    ``auto_deleted``: reaped when idle and empty, made again by the next publish. ``exclusive``:
+    one consumer at a time. ``dead_letter``: name of the queue for what is given up (default
+    ``NAME.dead``). ``max_deliveries``: how often a message may be claimed. ``ttl``: seconds after
+    which a message that is due expires (``math.inf``: never; default ``EPHEMERAL_TTL`` for
+    auto-deleted queues, else ``DEFAULT_TTL``). ``lease``: seconds that a claim lasts unless it is
+    extended. ``backoff``: ``{"base", "factor", "max", "jitter"}`` in seconds, or a callable that
+    takes the delivery count and returns seconds. ``using``: database alias.
+
+    Seconds are numbers or ``timedelta``. Raises ``InvalidQueueName`` or ``ValueError``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        durable: bool = True,
+        auto_deleted: bool = False,
+        exclusive: bool = False,
+        dead_letter: str | None = None,
+        max_deliveries: int | None = None,
+        ttl: Seconds | None = None,
+        lease: Seconds | None = None,
+        backoff: Mapping[str, float] | Callable[[int], float] | None = None,
+        using: str | None = None,
+    ) -> None:
+        self.name = check_name(name)
+        if dead_letter is not None and check_name(dead_letter) == name:
+            raise ValueError(f"queue {name!r} cannot be its own dead-letter queue")
+        self._durable = durable
+        self._auto_deleted = auto_deleted
+        self._exclusive = exclusive
+        self._dead_letter = dead_letter
+        self._max_deliveries = None if max_deliveries is None else check_count(max_deliveries, "max_deliveries")
+        self._ttl = ttl if ttl is None or ttl == math.inf else check_seconds(ttl, "ttl", zero=False)
+        self._lease = None if lease is None else check_seconds(lease, "lease", zero=False)
+        self._backoff = backoff if backoff is None or callable(backoff) else check_backoff(backoff)
+        self._using = using
+        self._declaration: Declaration | None = None
+        _queues.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name!r}>"
+
+    @property
+    def using(self) -> str:
+        """The alias of the database that holds this queue."""
+        return database_alias(self._using)
+
+    @property
+    def declaration(self) -> Declaration:
+        """The attributes as they are stored in the queue's row."""
+        max_deliveries = self._max_deliveries or settings.MAX_DELIVERIES
+        if self._declaration is None or self._declaration.max_deliveries != max_deliveries:
+            self._declaration = Declaration(
+                self.name,
+                self._durable,
+                self._auto_deleted,
+                self._exclusive,
+                self._dead_letter,
+                max_deliveries,
+            )
+        return self._declaration
+
+    @property
+    def lease(self) -> float:
+        """Seconds for which a claim lasts."""
+        return self._lease or settings.LEASE
+
+    def declare(self) -> None:
+        """
+        Make the queue and its dead-letter queue, write changed attributes, mark it as in use.
+
+        May wait for the queue's row. Inside a transaction it is part of it, and others who make
+        the same queue wait for its commit. Publishing and consuming declare by themselves; call
+        this ahead of a long transaction that publishes to a new queue.
+        """
+        services.declare(self.declaration, self.using)
+
+    # --- Publishing ---
+
+    def publish(
+        self,
+        payload: Any,
+        *,
+        headers: Mapping[str, Any] | None = None,
+        delay: Seconds = 0,
+        ttl: Seconds | None = None,
+    ) -> int:
+        """
+        Publish a message and return its id.
+
+        ``payload`` and the values of ``headers`` are JSON values: see ``message.encode``. The
+        message is due in ``delay`` seconds and expires ``ttl`` seconds after that (None: the
+        queue's default, ``math.inf``: never).
+
+        Inside ``atomic()`` the message is part of the transaction: others see it when that
+        commits. Publishers never wait for each other while the queue exists. A reaped auto-deleted
+        queue is made again, in the same transaction.
+
+        Raises ``PayloadError`` or ``ValueError`` before any SQL is sent, and ``QueueNotFound``
+        when a standing queue is gone that this process had seen within ``DECLARE_TTL``; the
+        transaction stays usable after each of them.
+        """
+        delay, expires_in = self._times(delay, ttl)
+        most = settings.MAX_PAYLOAD_BYTES
+        outgoing = Outgoing(encode(payload, most), encode_headers(headers, most), delay or None, expires_in)
+        return services.publish(self.declaration, outgoing, self.using)
+
+    def publish_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        headers: Mapping[str, Any] | None = None,
+        delay: Seconds = 0,
+        ttl: Seconds | None = None,
+    ) -> list[int]:
+        """
+        Publish messages, all or none, and return their ids in the order of ``payloads``.
+
+        ``headers``, ``delay`` and ``ttl`` are those of each message. Otherwise as ``publish``; the
+        path of a ``PayloadError`` starts with the position: ``[57].price``.
+        """
+        delay, expires_in = self._times(delay, ttl)
+        most = settings.MAX_PAYLOAD_BYTES
+        return services.publish_many(
+            self.declaration,
+            [encode(payload, most, f"[{position}]") for position, payload in enumerate(payloads)],
+            self.using,
+            headers=encode_headers(headers, most),
+            delay=delay or None,
+            expires_in=expires_in,
+        )
+
+    async def apublish(self, payload: Any, **options: Any) -> int:
+        """See ``publish()``. Runs in Django's thread for synchronous code, on its connection."""
+        return await sync_to_async(self.publish)(payload, **options)
+
+    async def apublish_many(self, payloads: Iterable[Any], **options: Any) -> list[int]:
+        """See ``publish_many()``."""
+        return await sync_to_async(self.publish_many)(payloads, **options)
+
+    def _times(self, delay: Seconds, ttl: Seconds | None) -> tuple[float, float | None]:
+        """Return the delay, and the seconds from now to the expiry."""
+        delay = check_seconds(delay, "delay")
+        if ttl is None:
+            ttl = self._ttl
+        if ttl is None:
+            ttl = settings.EPHEMERAL_TTL if self._auto_deleted else settings.DEFAULT_TTL
+        if ttl is None or ttl == math.inf:
+            return delay, None
+        # The TTL counts from the due time.
+        return delay, delay + check_seconds(ttl, "ttl", zero=False)
+
+    # --- Consuming ---
+
+    def claim(self, limit: int = 1) -> list[Message]:
+        """
+        Lease up to ``limit`` ready messages and return them.
+
+        Each is the caller's until its lease ends: ack, nack, reject or extend it before. A message
+        whose last lease lapsed comes alone. Messages delivered ``max_deliveries`` times, and
+        those that cannot be decoded, go to the dead-letter queue and are not returned.
+
+        Raises ``RuntimeError`` inside ``atomic()``: a lease that can roll back counts nothing.
+        """
+        check_count(limit, "limit")
+        while True:
+            claim = services.claim(self.declaration, self.using, limit=limit, lease=self.lease)
+            # What was taken aside may have hidden messages behind it.
+            if claim.messages or not claim.dead_lettered:
+                return claim.messages
+
+    def ack(self, *messages: Message) -> None:
+        """
+        Delete messages that are done.
+
+        Inside a transaction it is part of it. Raises ``LeaseLost`` naming those that are no longer
+        the caller's; the others are settled. So do ``nack``, ``reject`` and ``extend``.
+        """
+        if messages:
+            services.raise_lost(self.name, services.ack(messages, self.using))
+
+    def nack(self, *messages: Message, delay: Seconds | None = None, reason: str = "") -> None:
+        """
+        Give messages back, to be delivered again in ``delay`` seconds (None: the queue's back-off).
+
+        One that was delivered ``max_deliveries`` times goes to the dead-letter queue.
+        """
+        if messages:
+            delays = [
+                self.retry_delay(message) if delay is None else check_seconds(delay, "delay") for message in messages
+            ]
+            lost = services.nack(self.declaration, messages, delays, [reason] * len(messages), self.using)
+            services.raise_lost(self.name, lost)
+
+    def reject(self, *messages: Message, reason: str = "") -> None:
+        """Give messages up: they go to the dead-letter queue, with ``reason`` in their history."""
+        if messages:
+            lost = services.reject(self.declaration, messages, [reason or "rejected"] * len(messages), self.using)
+            services.raise_lost(self.name, lost)
+
+    def extend(self, *messages: Message, seconds: Seconds | None = None) -> None:
+        """Let leases end ``seconds`` from now (None: the queue's lease)."""
+        if messages:
+            lease = self.lease if seconds is None else check_seconds(seconds, "seconds", zero=False)
+            extension = services.extend(messages, lease, self.using)
+            services.raise_lost(self.name, extension.lost | extension.locked)
+
+    def retry_delay(self, message: Message) -> float:
+        """Return the seconds after which a failed message is delivered again, by the queue's back-off."""
+        return backoff_delay(self._backoff or settings.BACKOFF, message.delivery_count)
+
+    @overload
+    def handler(self, function: HandlerFunction) -> HandlerFunction: ...
+
+    @overload
+    def handler(
+        self,
+        *,
+        concurrency: int = 1,
+        ack: Literal["late", "early", "atomic"] = "late",
+        timeout: Seconds = 3600,
+    ) -> Callable[[HandlerFunction], HandlerFunction]: ...
+
+    def handler(
+        self,
+        function: HandlerFunction | None = None,
+        *,
+        concurrency: int = 1,
+        ack: str = "late",
+        timeout: Seconds = 3600,
+    ) -> Any:
+        """
+        Register the function, sync or async, that ``consume_queues`` runs for each message.
+
+        ``concurrency``: how many messages one process handles at once. ``ack``: "late" (after the
+        handler: at least once), "early" (before it: at most once) or "atomic" (in the handler's own
+        transaction on this queue's database: its effects there are exactly once; not for ``async
+        def``). ``timeout``: seconds after which the lease is no longer extended, so that another
+        consumer takes over.
+
+        The handler returns (ack), raises (nack with back-off), or raises ``Nack`` or ``Reject``.
+        """
+        if function is None:
+            return lambda function: self._register(function, concurrency, ack, timeout)
+        return self._register(function, concurrency, ack, timeout)
+
+    def _register(self, function: HandlerFunction, concurrency: int, ack: str, timeout: Seconds) -> HandlerFunction:
+        if self.name in _handlers and _handlers[self.name].function is not function:
+            raise ValueError(f"queue {self.name!r} has a handler already: {_handlers[self.name].function!r}")
+        _handlers[self.name] = self.make_handler(function, concurrency=concurrency, ack=ack, timeout=timeout)
+        return function
+
+    def make_handler(
+        self,
+        function: HandlerFunction,
+        *,
+        concurrency: int = 1,
+        ack: str = "late",
+        timeout: Seconds = 3600,
+    ) -> Handler:
+        """Return what a ``Consumer`` takes, without registering it. Arguments as ``handler()``."""
+        if ack not in ACK_MODES:
+            raise ValueError(f"ack must be one of {', '.join(ACK_MODES)}, not {ack!r}")
+        is_async = inspect.iscoroutinefunction(function)
+        if is_async and ack == "atomic":
+            raise ValueError(
+                f"{function!r}: ack='atomic' needs a transaction around the handler, which Django does not offer to"
+                " async functions; use a sync handler, or ack='late'"
+            )
+        return Handler(
+            queue=self,
+            function=function,
+            concurrency=check_count(concurrency, "concurrency"),
+            ack=ack,
+            timeout=check_seconds(timeout, "timeout", zero=False),
+            is_async=is_async,
+        )
+
+    # --- Seeing ---
+
+    def stats(self) -> QueueStats:
+        """Return the number of messages by state and the age of the oldest due one, in seconds. Reads them all."""
+        found = services.stats([self.name], self.using)
+        return found[0] if found else QueueStats(self.name, exists=False)
+
+
+def check_backoff(backoff: Mapping[str, float]) -> dict[str, float]:
+    """Return a complete back-off, else raise ``ValueError`` naming the key that is wrong."""
+    complete = {"base": 1.0, "factor": 2.0, "max": 3600.0, "jitter": 0.1}
+    for key, value in backoff.items():
+        if key not in complete:
+            raise ValueError(f"backoff has no {key!r}; it has {', '.join(complete)}")
+        complete[key] = check_seconds(value, f"backoff[{key!r}]")
+    if complete["factor"] < 1 or complete["jitter"] > 1:
+        raise ValueError("backoff: factor must be at least 1, jitter at most 1")
+    return complete
+
+
+def backoff_delay(backoff: Mapping[str, float] | Callable[[int], float], delivery_count: int) -> float:
+    """Return seconds: ``base * factor ** (delivery_count - 1)`` up to ``max``, give or take ``jitter``."""
+    if callable(backoff):
+        return check_seconds(backoff(delivery_count), "the delay that backoff returned")
+    parts = check_backoff(backoff)
+    try:
+        delay = min(parts["base"] * parts["factor"] ** (delivery_count - 1), parts["max"])
+    except OverflowError:
+        delay = parts["max"]
+    # Jitter spreads what failed together.
+    return delay * (1 + parts["jitter"] * random.uniform(-1, 1))
+
+
+def registered_handlers(names: Sequence[str] = ()) -> list[Handler]:
+    """Return the handlers of these queues (none named: of all). Raises ``LookupError`` for one that has none."""
+    missing = [name for name in names if name not in _handlers]
+    if missing:
+        raise LookupError(
+            f"no handler is registered for {', '.join(missing)}; there are: {', '.join(sorted(_handlers)) or 'none'}"
+        )
+    return [_handlers[name] for name in names or sorted(_handlers)]
+
+
+def find_queue(name: str) -> Queue | None:
+    """Return the queue of this name that is declared in this process, if there is one."""
+    return next((queue for queue in _queues if queue.name == name), None)
+
+
+def standing_queues() -> list[Queue]:
+    """Return the standing queues that are declared in this process, by name."""
+    return sorted(
+        (queue for queue in _queues if not queue.declaration.auto_deleted),
+        key=lambda queue: queue.name,
+    )

@@ -1,0 +1,84 @@
+"""Remove what expired or fell idle, and bring back what was cut loose. Several may run at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from django_pgqueue import services
+from django_pgqueue.conf import settings
+
+# Seconds after which the row of a consumer that stopped beating is removed: a day, so that people
+# can still see what died last night.
+CONSUMER_AGE = 86_400.0
+
+# How many messages at the head of each queue are looked at for lapsed leases.
+HEAD = 1_000
+
+
+@dataclass
+class Reaped:
+    """What one run did."""
+
+    expired: int = 0
+    dead_lettered: int = 0
+    adopted: int = 0
+    queues: list[str] = field(default_factory=list)
+
+
+class Reaper:
+    """
+    ``idle_for``: seconds after which an auto-deleted queue may go. ``batch_size``: how many
+    messages one statement takes. ``progress`` is called after each step with what was done so far.
+    """
+
+    def __init__(
+        self,
+        using: str,
+        *,
+        idle_for: float | None = None,
+        batch_size: int = 1_000,
+        progress: Callable[[Reaped], None] = lambda _: None,
+    ) -> None:
+        self.using = using
+        self.idle_for = settings.REAP_IDLE_AFTER if idle_for is None else idle_for
+        self.batch_size = batch_size
+        self.progress = progress
+
+    def run_once(self) -> Reaped:
+        """Do all there is to do, in batches, each its own short transaction."""
+        reaped = Reaped()
+        self._expire(reaped)
+        self._adopt(reaped)
+        self._reap_queues(reaped)
+        reaped.dead_lettered += services.dead_letter_exhausted(HEAD, self.using)
+        services.forget_consumers(CONSUMER_AGE, self.using)
+        self.progress(reaped)
+        return reaped
+
+    def preview(self) -> Reaped:
+        """Return what ``run_once`` would find now, and change nothing."""
+        expired, dead_lettered, adopted = services.reapable(self.using)
+        idle = [name for name, _ in services.idle_queues(self.idle_for, self.using)]
+        return Reaped(expired, dead_lettered, adopted, idle)
+
+    def _expire(self, reaped: Reaped) -> None:
+        while True:
+            deleted, moved = services.expire(self.batch_size, self.using)
+            reaped.expired += deleted
+            reaped.dead_lettered += moved
+            self.progress(reaped)
+            if not deleted and not moved:
+                return
+
+    def _adopt(self, reaped: Reaped) -> None:
+        for name in services.orphaned_names(self.using):
+            while adopted := services.adopt(name, self.batch_size, self.using):
+                reaped.adopted += adopted
+                self.progress(reaped)
+
+    def _reap_queues(self, reaped: Reaped) -> None:
+        for name, _ in services.idle_queues(self.idle_for, self.using):
+            if services.reap_queue(name, self.idle_for, self.using):
+                reaped.queues.append(name)
+                self.progress(reaped)

@@ -1,0 +1,836 @@
+"""
+The functions that run ``sql.py``'s statements, in the order in which a message lives. No other
+module runs them.
+
+Publishing inherits the caller's transaction. What is the library's own (claims, settling,
+refreshes, reaping) is READ COMMITTED whatever the database's default is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from hashlib import blake2s
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+from weakref import WeakKeyDictionary
+
+from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_pgqueue import signals, sql
+from django_pgqueue.conf import settings
+from django_pgqueue.exceptions import FOREIGN_KEY_VIOLATION, LeaseLost, QueueNotFound
+from django_pgqueue.message import Message
+
+logger = logging.getLogger("django_pgqueue")
+
+FOREIGN_KEY_NAME = "django_pgqueue_item_queue_fk"
+
+# A statement of publish_many carries at most so many rows and bytes, so that neither the client
+# nor the server holds a hundred thousand messages in one piece.
+CHUNK_ROWS = 5_000
+CHUNK_BYTES = 4 * 1024 * 1024
+
+# Failure texts are capped: the reason is for a person's eye, the traceback is in the log.
+MAX_REASON_LENGTH = 2_000
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A queue's declared attributes, as its row stores them."""
+
+    name: str
+    durable: bool = True
+    auto_deleted: bool = False
+    exclusive: bool = False
+    dead_letter: str | None = None
+    max_deliveries: int = 5
+
+    @cached_property
+    def params(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def dead_letter_target(self) -> str | None:
+        """Where its dead letters go. None: they are parked."""
+        if self.dead_letter is not None or self.name.endswith(".dead"):
+            return self.dead_letter
+        return f"{self.name}.dead"
+
+
+class Claim(NamedTuple):
+    """What one claim brought."""
+
+    messages: list[Message]
+    #: A suspect was met, and left because the caller did not ask for suspects.
+    suspect_met: bool
+    #: How many messages the claim took aside: undecodable, or delivered too often.
+    dead_lettered: int
+
+
+class Look(NamedTuple):
+    """What a consumer sees before it sleeps."""
+
+    exists: bool
+    #: Seconds until a delayed message is due. None: there is none.
+    due_in: float | None
+    orphans: bool
+
+
+class Extension(NamedTuple):
+    """What became of leases that were to be extended: ids."""
+
+    extended: set[int]
+    #: Still the caller's, but a settling transaction holds the row.
+    locked: set[int]
+    lost: set[int]
+
+
+# --- Connections ----------------------------------------------------------------------------------
+
+_read_committed: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+@contextmanager
+def _own_cursor(connection: BaseDatabaseWrapper) -> Iterator[Any]:
+    """
+    Give a cursor for one statement of the library's own.
+
+    In autocommit, where the database's default isolation is stricter than READ COMMITTED, the
+    statement gets a transaction that says so. There SKIP LOCKED claims would fail with 40001.
+    """
+    if not connection.get_autocommit() or _defaults_to_read_committed(connection):
+        with connection.cursor() as cursor:
+            yield cursor
+    else:
+        with _own_transaction(connection) as cursor:
+            yield cursor
+
+
+@contextmanager
+def _own_transaction(connection: BaseDatabaseWrapper) -> Iterator[Any]:
+    """Give a cursor in a transaction of the library's own."""
+    is_outermost = connection.get_autocommit()
+    with transaction.atomic(using=connection.alias, durable=True), connection.cursor() as cursor:
+        if is_outermost:
+            cursor.execute(sql.READ_COMMITTED)
+        yield cursor
+
+
+def _defaults_to_read_committed(connection: BaseDatabaseWrapper) -> bool:
+    raw = connection.connection
+    if raw not in _read_committed:
+        with connection.cursor() as cursor:
+            cursor.execute(sql.DEFAULT_ISOLATION)
+            _read_committed[raw] = cursor.fetchone()[0] == "read committed"
+    return _read_committed[raw]
+
+
+def _run(using: str, statement: str, **params: Any) -> list[tuple[Any, ...]]:
+    with _own_cursor(connections[using]) as cursor:
+        cursor.execute(statement, params)
+        return cursor.fetchall() if cursor.description else []
+
+
+# --- Declaring ------------------------------------------------------------------------------------
+
+# What this process believes, by (alias, database, queue). An entry of _declared is the monotonic
+# time until which the queue's row is believed to be there and fresh; _known holds every queue that
+# was ever there, so that a vanished queue is told from a first use.
+_declared: dict[tuple[str, str, str], float] = {}
+_known: set[tuple[str, str, str]] = set()
+_mismatched: set[Declaration] = set()
+
+
+def _key(connection: BaseDatabaseWrapper, name: str) -> tuple[str, str, str]:
+    return connection.alias, connection.settings_dict["NAME"], name
+
+
+def _believed(key: tuple[str, str, str]) -> bool:
+    return time.monotonic() < _declared.get(key, 0.0)
+
+
+def _remember(connection: BaseDatabaseWrapper, name: str) -> None:
+    # What is not committed may still vanish, so it is not believed.
+    if connection.get_autocommit():
+        key = _key(connection, name)
+        _declared[key] = time.monotonic() + settings.DECLARE_TTL
+        _known.add(key)
+
+
+def forget_declared() -> None:
+    """Forget which queues this process declared; the next publish looks again."""
+    _declared.clear()
+    _known.clear()
+
+
+def declare(declaration: Declaration, using: str) -> bool:
+    """
+    Make the queue and its dead-letter queue, or write the attributes where they differ.
+
+    Refreshes the queue. May wait for its row. Inside a transaction it is part of it. Returns
+    whether the queue was created.
+    """
+    connection = connections[using]
+    target = declaration.dead_letter_target
+    created = False
+    # In name order, as every statement that touches several queues.
+    for name in sorted({declaration.name, target or declaration.name}):
+        with _own_cursor(connection) as cursor:
+            if name == declaration.name:
+                cursor.execute(sql.DECLARE_QUEUE, declaration.params)
+                created = cursor.fetchone()[0]
+            else:
+                cursor.execute(sql.ENSURE_DEAD_LETTER_QUEUE, {"name": declaration.name, "target": target})
+    if created:
+        _tell_created(connection, declaration)
+    _remember(connection, declaration.name)
+    return created
+
+
+def _refresh(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
+    """Mark the queue as in use, at most once per DECLARE_TTL and without waiting; make it if gone."""
+    if _believed(_key(connection, declaration.name)):
+        return
+    with _own_cursor(connection) as cursor:
+        cursor.execute(sql.REFRESH_QUEUE, {**declaration.params, "ttl": settings.DECLARE_TTL})
+        exists, fresh, refreshed, differs = cursor.fetchone()
+    if not exists:
+        _create(connection, declaration)
+    elif fresh or refreshed:
+        _remember(connection, declaration.name)
+    if differs and declaration not in _mismatched:
+        _mismatched.add(declaration)
+        logger.warning("queue declared differently queue=%s written=%s", declaration.name, refreshed)
+
+
+def _create(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
+    with _own_cursor(connection) as cursor:
+        cursor.execute(sql.ENSURE_QUEUE, declaration.params)
+        created = cursor.fetchone()[0]
+    target = declaration.dead_letter_target
+    if target is not None:
+        _run(connection.alias, sql.ENSURE_DEAD_LETTER_QUEUE, name=declaration.name, target=target)
+    if created:
+        _tell_created(connection, declaration)
+    _remember(connection, declaration.name)
+
+
+def _tell_created(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
+    """Send the signal for a row that was made: healed if this process had known the queue."""
+    using = connection.alias
+    healed = _key(connection, declaration.name) in _known
+
+    def tell() -> None:
+        if healed:
+            signals.queue_healed.send_robust(declaration.name, using=using, standing=not declaration.auto_deleted)
+        else:
+            signals.queue_created.send_robust(declaration.name, using=using)
+
+    if connection.in_atomic_block:
+        transaction.on_commit(tell, using=using, robust=True)
+    else:
+        tell()
+
+
+def touch(names: Sequence[str], using: str) -> set[str]:
+    """Mark queues as in use, without waiting. Returns the names of those that exist."""
+    rows = _run(
+        using,
+        sql.TOUCH_QUEUES,
+        names=list(names),
+        ttl=min(settings.DECLARE_TTL, settings.HEARTBEAT_INTERVAL),
+    )
+    return {name for (name,) in rows}
+
+
+# --- Publishing -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message on its way in: JSON texts, and seconds from now (None: no delay, no expiry)."""
+
+    payload: str
+    headers: str = "{}"
+    delay: float | None = None
+    expires_in: float | None = None
+
+
+def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
+    """
+    Insert a message and return its id.
+
+    In autocommit: one INSERT, committed on return. Inside a transaction it is part of it, and what
+    follows a commit (refresh, wake-up) runs when that transaction commits. A queue that is gone is
+    made again, or ``QueueNotFound`` is raised, as ``_heal`` decides.
+    """
+    connection = connections[using]
+    params = {
+        "name": declaration.name,
+        "payload": outgoing.payload,
+        "headers": outgoing.headers,
+        "delay": outgoing.delay,
+        "expires_in": outgoing.expires_in,
+    }
+    if not connection.get_autocommit():
+        with connection.cursor() as cursor:
+            cursor.execute(sql.PUBLISH_IF_QUEUE, params)
+            row = cursor.fetchone()
+        message_id = row[0] if row else _heal_and_publish(connection, declaration, params)
+        _follow_commit(connection, declaration)
+        return message_id
+
+    _refresh(connection, declaration)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(sql.PUBLISH, params)
+            message_id = cursor.fetchone()[0]
+    except IntegrityError as error:
+        if not _is_missing_queue(error):
+            raise
+        message_id = _heal_and_publish(connection, declaration, params, error)
+    notify(declaration.name, using)
+    return message_id
+
+
+def publish_many(
+    declaration: Declaration,
+    payloads: Sequence[str],
+    using: str,
+    *,
+    headers: str = "{}",
+    delay: float | None = None,
+    expires_in: float | None = None,
+) -> list[int]:
+    """Insert messages, all or none, and return their ids in the order of the payloads."""
+    if not payloads:
+        return []
+    connection = connections[using]
+    params = {
+        "name": declaration.name,
+        "headers": headers,
+        "delay": delay,
+        "expires_in": expires_in,
+    }
+    in_autocommit = connection.get_autocommit()
+    if in_autocommit:
+        _refresh(connection, declaration)
+    chunks = list(_chunks(payloads))
+    if in_autocommit and len(chunks) == 1:
+        ids = _publish_chunk(connection, params, chunks[0])
+        if not ids:
+            with transaction.atomic(using=using):
+                _heal(connection, declaration)
+                ids = _publish_chunk(connection, params, chunks[0])
+        notify(declaration.name, using)
+        return ids
+    if in_autocommit:
+        with transaction.atomic(using=using):
+            return _publish_chunks(connection, declaration, params, chunks)
+    return _publish_chunks(connection, declaration, params, chunks)
+
+
+def _publish_chunks(
+    connection: BaseDatabaseWrapper,
+    declaration: Declaration,
+    params: dict[str, Any],
+    chunks: list[str],
+) -> list[int]:
+    ids = _publish_chunk(connection, params, chunks[0])
+    if not ids:
+        _heal(connection, declaration)
+        ids = _publish_chunk(connection, params, chunks[0])
+    # From here on this transaction holds KEY SHARE on the queue's row: it cannot go away.
+    for chunk in chunks[1:]:
+        ids += _publish_chunk(connection, params, chunk)
+    _follow_commit(connection, declaration)
+    return ids
+
+
+def _publish_chunk(connection: BaseDatabaseWrapper, params: dict[str, Any], payloads: str) -> list[int]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql.PUBLISH_MANY, {**params, "payloads": payloads})
+        return [row[0] for row in cursor.fetchall()]
+
+
+def _chunks(payloads: Sequence[str]) -> Iterator[str]:
+    chunk: list[str] = []
+    size = 0
+    for payload in payloads:
+        if chunk and (len(chunk) >= CHUNK_ROWS or size + len(payload) > CHUNK_BYTES):
+            yield f"[{','.join(chunk)}]"
+            chunk, size = [], 0
+        chunk.append(payload)
+        size += len(payload)
+    yield f"[{','.join(chunk)}]"
+
+
+def _is_missing_queue(error: IntegrityError) -> bool:
+    """Tell our own foreign key from every other integrity error, a trigger's 23503 included."""
+    cause = error.__cause__
+    return (
+        getattr(cause, "sqlstate", None) == FOREIGN_KEY_VIOLATION
+        and getattr(getattr(cause, "diag", None), "constraint_name", None) == FOREIGN_KEY_NAME
+    )
+
+
+def _may_heal(connection: BaseDatabaseWrapper, declaration: Declaration, error: Exception | None = None) -> None:
+    """
+    Raise ``QueueNotFound`` where a missing queue must stay loud, and drop the belief in it.
+
+    An auto-deleted queue may always be made again. A standing one only where this process had not
+    just seen it: vanished under a fresh cache, something is wrong.
+    """
+    key = _key(connection, declaration.name)
+    believed = _believed(key)
+    _declared.pop(key, None)
+    if believed and not declaration.auto_deleted:
+        raise QueueNotFound(declaration.name) from error
+
+
+def _heal_and_publish(
+    connection: BaseDatabaseWrapper,
+    declaration: Declaration,
+    params: dict[str, Any],
+    error: IntegrityError | None = None,
+) -> int:
+    _may_heal(connection, declaration, error)
+    with connection.cursor() as cursor:
+        cursor.execute(sql.ENSURE_AND_PUBLISH, {**declaration.params, **params})
+        message_id: int
+        message_id, created = cursor.fetchone()
+    _healed(connection, declaration, created)
+    return message_id
+
+
+def _heal(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
+    _may_heal(connection, declaration)
+    with connection.cursor() as cursor:
+        cursor.execute(sql.ENSURE_QUEUE, declaration.params)
+        created = cursor.fetchone()[0]
+    _healed(connection, declaration, created)
+
+
+def _healed(connection: BaseDatabaseWrapper, declaration: Declaration, created: bool) -> None:  # noqa: FBT001
+    if created:
+        _tell_created(connection, declaration)
+    _remember(connection, declaration.name)
+
+
+# --- After commit ---------------------------------------------------------------------------------
+
+# The hooks registered in a connection's current transaction: the list they stand in, and a hook for
+# each queue. Django replaces that list at commit, at rollback and when a savepoint rolls back, so
+# its identity tells whether a hook seen earlier may be gone.
+_hooks: WeakKeyDictionary[BaseDatabaseWrapper, tuple[list[Any], dict[str, Callable[[], None]]]] = WeakKeyDictionary()
+_notified: dict[tuple[str, str, str], float] = {}
+
+
+def _follow_commit(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
+    """See to the refresh and the wake-up after the commit, once per transaction and queue."""
+    if not connection.in_atomic_block:
+        return  # Manual transaction mode has no hooks; consumers poll.
+    listed, hooks = _hooks.get(connection, (None, {}))
+    if listed is not connection.run_on_commit:
+        present = {id(entry[1]) for entry in connection.run_on_commit}
+        hooks = {name: hook for name, hook in hooks.items() if id(hook) in present}
+        _hooks[connection] = connection.run_on_commit, hooks
+    if declaration.name in hooks:
+        return
+
+    # A plain function: a partial breaks robust hooks on Django 5.2.
+    def refresh_and_notify() -> None:
+        try:
+            _refresh(connection, declaration)
+        except (DatabaseError, InterfaceError):
+            logger.warning("queue not refreshed queue=%s", declaration.name, exc_info=True)
+        notify(declaration.name, connection.alias)
+
+    hooks[declaration.name] = refresh_and_notify
+    transaction.on_commit(refresh_and_notify, using=connection.alias, robust=True)
+
+
+def notify(name: str, using: str) -> None:
+    """Wake the consumers of a queue, at most once per NOTIFY_INTERVAL. Errors are only logged."""
+    connection = connections[using]
+    key = _key(connection, name)
+    now = time.monotonic()
+    if now - _notified.get(key, -1e9) < settings.NOTIFY_INTERVAL:
+        return
+    # Stamped before it is sent, so that publishers in other threads don't send another meanwhile.
+    _notified[key] = now
+    try:
+        _run(using, sql.NOTIFY, channel=channel(name))
+    except (DatabaseError, InterfaceError):
+        # The message is committed, and a consumer that is not woken polls.
+        _notified.pop(key, None)
+        logger.warning("consumers not notified queue=%s", name, exc_info=True)
+
+
+def channel(name: str) -> str:
+    """Return the notification channel of a queue. PostgreSQL cuts names at 63 bytes, so long ones are hashed."""
+    plain = f"django_pgqueue:{name}"
+    if len(plain.encode()) <= 63:
+        return plain
+    return f"django_pgqueue#{blake2s(name.encode(), digest_size=16).hexdigest()}"
+
+
+# --- Claiming and settling ------------------------------------------------------------------------
+
+
+def claim(
+    declaration: Declaration,
+    using: str,
+    *,
+    limit: int,
+    lease: float,
+    consumer: UUID | None = None,
+    suspects: bool = True,
+) -> Claim:
+    """
+    Lease up to ``limit`` ready messages for ``lease`` seconds.
+
+    A suspect (its last lease lapsed) comes alone. With ``suspects`` false none is taken, and the
+    answer tells that one was met. Raises ``RuntimeError`` inside a transaction: a lease that can
+    roll back counts nothing.
+    """
+    connection = connections[using]
+    _refuse_transaction(connection)
+    token = uuid4()
+    rows = _run(
+        using,
+        sql.CLAIM,
+        name=declaration.name,
+        limit=limit,
+        lease=lease,
+        token=token,
+        consumer=consumer,
+        suspects=suspects,
+    )
+    messages: list[Message] = []
+    undecodable: list[int] = []
+    exhausted: list[int] = []
+    suspect_met = False
+    for kind, message_id, payload, headers, count, published_at, lease_expires_at, suspect in rows:
+        if kind == "claimed":
+            try:
+                decoded = json.loads(payload), json.loads(headers)
+            except (ValueError, RecursionError):
+                undecodable.append(message_id)
+                continue
+            messages.append(
+                Message(
+                    message_id,
+                    declaration.name,
+                    *decoded,
+                    count,
+                    published_at,
+                    lease_expires_at,
+                    token,
+                    suspect=suspect,
+                )
+            )
+        elif kind == "exhausted":
+            exhausted.append(message_id)
+        else:
+            suspect_met = True
+    if undecodable:
+        dead_letter(
+            declaration,
+            undecodable,
+            [token] * len(undecodable),
+            "undecodable payload or headers",
+            using,
+        )
+    if exhausted:
+        dead_letter(
+            declaration,
+            exhausted,
+            None,
+            "worker lost: the lease lapsed on the last delivery",
+            using,
+        )
+    messages.sort(key=lambda message: message.id)
+    return Claim(messages, suspect_met, len(undecodable) + len(exhausted))
+
+
+def _refuse_transaction(connection: BaseDatabaseWrapper) -> None:
+    # The rule of atomic(durable=True), the exception for TestCase's own transaction included.
+    blocks = connection.atomic_blocks
+    if (blocks and not getattr(blocks[-1], "_from_testcase", False)) or (
+        not blocks and not connection.get_autocommit()
+    ):
+        raise RuntimeError("claim() cannot be called inside a transaction: its leases could roll back")
+
+
+def look(name: str, using: str) -> Look:
+    """Return what a consumer needs to know before it sleeps."""
+    (row,) = _run(using, sql.NEXT_LOOK, name=name)
+    return Look(*row)
+
+
+def extend(messages: Sequence[Message], lease: float, using: str) -> Extension:
+    """Prolong leases to ``lease`` seconds from now."""
+    held = dict(_run(using, sql.EXTEND, **_fence(messages), lease=lease))
+    ids = {message.id for message in messages}
+    extended = {message_id for message_id, done in held.items() if done}
+    return Extension(extended, held.keys() - extended, ids - held.keys())
+
+
+def ack(messages: Sequence[Message], using: str) -> set[int]:
+    """Delete messages that are done. Returns the ids whose lease was lost. Joins a transaction."""
+    return _lost(messages, using, _run(using, sql.ACK, **_fence(messages)))
+
+
+def nack(
+    declaration: Declaration,
+    messages: Sequence[Message],
+    delays: Sequence[float],
+    reasons: Sequence[str],
+    using: str,
+) -> set[int]:
+    """
+    Give messages back, each due after its delay in seconds.
+
+    One that was delivered ``max_deliveries`` times goes to the dead-letter queue instead. Returns
+    the ids whose lease was lost.
+    """
+    reasons = [sanitize(reason) for reason in reasons]
+    rows = _run(
+        using,
+        sql.NACK,
+        **_fence(messages),
+        delays=list(delays),
+        reasons=reasons,
+        max_deliveries=declaration.max_deliveries,
+    )
+    spent = [message_id for message_id, given_back in rows if not given_back]
+    if spent:
+        reason_of = {message.id: reason for message, reason in zip(messages, reasons, strict=True)}
+        token_of = {message.id: message.token for message in messages}
+        dead_letter(
+            declaration,
+            spent,
+            [token_of[message_id] for message_id in spent],
+            [reason_of[message_id] for message_id in spent],
+            using,
+        )
+    return _lost(messages, using, rows)
+
+
+def reject(declaration: Declaration, messages: Sequence[Message], reasons: Sequence[str], using: str) -> set[int]:
+    """Send messages to the dead-letter queue. Returns the ids whose lease was lost."""
+    fence = _fence(messages)
+    taken = dead_letter(declaration, fence["ids"], fence["tokens"], reasons, using)
+    return _lost(messages, using, [(message_id,) for message_id in taken])
+
+
+def release(messages: Sequence[Message], using: str) -> set[int]:
+    """Give back messages that were never started; the delivery does not count."""
+    return _lost(messages, using, _run(using, sql.RELEASE, **_fence(messages)))
+
+
+def dead_letter(
+    declaration: Declaration,
+    ids: Sequence[int],
+    tokens: Sequence[UUID] | None,
+    reasons: Sequence[str] | str,
+    using: str,
+) -> list[int]:
+    """
+    Set messages aside and return the ids that were taken.
+
+    Fenced by ``tokens``; with None, only messages that nobody holds are taken. The dead-letter
+    queue is made if it is not there.
+    """
+    if isinstance(reasons, str):
+        reasons = [reasons] * len(ids)
+    reason_of = dict(zip(ids, map(sanitize, reasons), strict=True))
+    token_of = dict(zip(ids, tokens, strict=True)) if tokens is not None else None
+    taken: list[int] = []
+    waiting = list(ids)
+    while waiting:
+        rows = _run(
+            using,
+            sql.DEAD_LETTER,
+            ids=waiting,
+            tokens=[token_of[message_id] for message_id in waiting] if token_of is not None else None,
+            reasons=[reason_of[message_id] for message_id in waiting],
+            dead_letter=declaration.dead_letter,
+        )
+        moved: dict[str | None, list[int]] = {}
+        for message_id, target, done in rows:
+            if done:
+                moved.setdefault(target, []).append(message_id)
+        for target, moved_ids in moved.items():
+            taken += moved_ids
+            signals.messages_dead_lettered.send_robust(
+                declaration.name,
+                using=using,
+                ids=moved_ids,
+                target=target,
+                reason=reason_of[moved_ids[0]],
+            )
+        waiting = [message_id for message_id, _, done in rows if not done]
+        for target in sorted({target for _, target, done in rows if not done}):
+            _run(using, sql.ENSURE_DEAD_LETTER_QUEUE, name=declaration.name, target=target)
+    return taken
+
+
+def sanitize(text: str) -> str:
+    """Return text that PostgreSQL can store: no NUL, no lone surrogate, capped."""
+    capped = text if len(text) <= MAX_REASON_LENGTH else f"{text[:MAX_REASON_LENGTH]}…"
+    return capped.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
+def _fence(messages: Sequence[Message]) -> dict[str, list[Any]]:
+    return {
+        "ids": [message.id for message in messages],
+        "tokens": [message.token for message in messages],
+    }
+
+
+def _lost(messages: Sequence[Message], using: str, rows: Sequence[tuple[Any, ...]]) -> set[int]:
+    lost = {message.id for message in messages} - {row[0] for row in rows}
+    if lost:
+        signals.lease_lost.send_robust(messages[0].queue, using=using, ids=sorted(lost))
+    return lost
+
+
+def raise_lost(queue: str, lost: set[int]) -> None:
+    """Raise ``LeaseLost`` if there is anything to tell."""
+    if lost:
+        raise LeaseLost(queue, lost)
+
+
+# --- Consumers ------------------------------------------------------------------------------------
+
+
+def beat(consumer: UUID, host: str, pid: int, queues: Sequence[str], using: str) -> None:
+    """Write a consumer's heartbeat."""
+    _run(using, sql.BEAT, id=consumer, host=host, pid=pid, queues=json.dumps(list(queues)))
+
+
+def forget_consumer(consumer: UUID, using: str) -> None:
+    """Remove the row of a consumer that ends."""
+    _run(using, sql.FORGET_CONSUMER, id=consumer)
+
+
+def forget_consumers(age: float, using: str) -> None:
+    """Remove the rows of consumers whose last heartbeat is ``age`` seconds old or older."""
+    _run(using, sql.FORGET_CONSUMERS, age=age)
+
+
+# --- Orphans and reaping --------------------------------------------------------------------------
+
+
+def orphaned_names(using: str) -> list[str]:
+    """Return the names of queues that exist and that orphans belong to."""
+    return [name for (name,) in _run(using, sql.ORPHANED_NAMES)]
+
+
+def adopt(name: str, limit: int, using: str) -> int:
+    """Give up to ``limit`` orphans back to their queue, in a transaction of its own. Returns how many."""
+    count = len(_run(using, sql.ADOPT, name=name, limit=limit))
+    if count:
+        signals.orphans_adopted.send_robust(name, using=using, count=count)
+        notify(name, using)
+    return count
+
+
+def expire(limit: int, using: str) -> tuple[int, int]:
+    """
+    Remove a batch of expired messages.
+
+    Returns how many were deleted and how many went to a configured dead-letter queue.
+    """
+    letters: dict[str, list[int]] = {}
+    for message_id, name in _run(using, sql.EXPIRED_TO_DEAD_LETTER, limit=limit):
+        letters.setdefault(name, []).append(message_id)
+    moved = sum(
+        len(dead_letter(Declaration(name), ids, None, "expired", using)) for name, ids in sorted(letters.items())
+    )
+    deleted: dict[str, int] = {}
+    for (name,) in _run(using, sql.EXPIRE, limit=limit):
+        deleted[name] = deleted.get(name, 0) + 1
+    for name, count in deleted.items():
+        signals.messages_expired.send_robust(name, using=using, count=count)
+    return sum(deleted.values()), moved
+
+
+def dead_letter_exhausted(limit: int, using: str) -> int:
+    """Dead-letter lapsed messages that were delivered too often, at the head of each queue. Returns how many."""
+    found: dict[str, list[int]] = {}
+    for message_id, name in _run(using, sql.EXHAUSTED, limit=limit):
+        found.setdefault(name, []).append(message_id)
+    reason = "worker lost: the lease lapsed on the last delivery"
+    return sum(len(dead_letter(Declaration(name), ids, None, reason, using)) for name, ids in sorted(found.items()))
+
+
+def idle_queues(idle_for: float, using: str) -> list[tuple[str, float]]:
+    """Return name and idle seconds of the queues that may be reaped."""
+    return [(name, idle) for name, idle in _run(using, sql.IDLE_QUEUES, idle_for=idle_for)]
+
+
+def reapable(using: str) -> tuple[int, int, int]:
+    """Count what the reaper would delete as expired, dead-letter as expired, and adopt."""
+    ((expired, moved, orphans),) = _run(using, sql.REAPABLE)
+    return expired - moved, moved, orphans
+
+
+def reap_queue(name: str, idle_for: float, using: str) -> bool:
+    """
+    Delete one queue if it still is idle and empty, and nobody holds its row.
+
+    Its own short transaction. Returns whether it was deleted.
+    """
+    with _own_transaction(connections[using]) as cursor:
+        cursor.execute(sql.LOCK_IDLE_QUEUE, {"name": name, "idle_for": idle_for})
+        if cursor.fetchone() is None:
+            return False
+        # A second statement, for a snapshot that is younger than the lock.
+        cursor.execute(sql.DELETE_IDLE_QUEUE, {"name": name, "idle_for": idle_for})
+        row = cursor.fetchone()
+    if row is None:
+        return False
+    signals.queue_reaped.send_robust(name, using=using, idle_seconds=row[0])
+    return True
+
+
+# --- Seeing ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """One queue in numbers. Ages in seconds, None where there is nothing to measure."""
+
+    name: str
+    exists: bool
+    ready: int = 0
+    delayed: int = 0
+    leased: int = 0
+    dead: int = 0
+    expired: int = 0
+    orphaned: int = 0
+    oldest_due_age: float | None = None
+    last_active_age: float | None = None
+    reapable: bool | None = field(default=None)
+
+
+def stats(names: Sequence[str] | None, using: str) -> list[QueueStats]:
+    """Count the messages of these queues (None: all) by state. Reads all of their messages."""
+    rows = _run(using, sql.STATS, names=list(names) if names else None, idle_for=settings.REAP_IDLE_AFTER)
+    return [QueueStats(*row) for row in rows]
+
+
+def foreign_key_state(using: str) -> tuple[bool, bool, bool] | None:
+    """Return whether the foreign key is SET NULL, not deferrable, validated. None: it is missing."""
+    rows = _run(using, sql.FOREIGN_KEY)
+    return (rows[0][0], rows[0][1], rows[0][2]) if rows else None

@@ -1,0 +1,53 @@
+"""The checks that every entrance shares, all done before any SQL is sent."""
+
+import math
+import unicodedata
+from datetime import timedelta
+
+from django_pgqueue.exceptions import InvalidQueueName
+
+#: The longest queue name, in characters. The default dead-letter queue, NAME.dead, may have five more.
+MAX_NAME_LENGTH = 250
+DEAD_LETTER_SUFFIX = ".dead"
+
+#: The longest time that may be asked for, in seconds: a hundred years. PostgreSQL's dates reach
+#: further than Python's, so an unbounded delay would be stored and could not be read back.
+MAX_SECONDS = 100 * 365 * 86_400
+
+
+def check_name(name: object) -> str:
+    """
+    Return ``name`` if it may name a queue, else raise ``InvalidQueueName``.
+
+    1 to 250 printable characters (255 where it ends in ``.dead``), not starting or ending with a
+    space, in Unicode normal form C, so that two names which look alike are not two queues.
+    """
+    if not isinstance(name, str):
+        raise InvalidQueueName(f"a queue name must be a str, not {type(name).__name__}")
+    longest = MAX_NAME_LENGTH + (len(DEAD_LETTER_SUFFIX) if name.endswith(DEAD_LETTER_SUFFIX) else 0)
+    if not name or len(name) > longest:
+        raise InvalidQueueName(f"a queue name has 1 to {longest} characters, not {len(name)}: {name[:40]!r}")
+    if not name.isprintable() or name != name.strip():
+        raise InvalidQueueName(f"a queue name has printable characters only, and no space at its ends: {name!r}")
+    if not unicodedata.is_normalized("NFC", name):
+        raise InvalidQueueName(f"a queue name must be in Unicode normal form C: {name!r}")
+    return name
+
+
+def check_seconds(value: object, what: str, *, zero: bool = True) -> float:
+    """Return a number of seconds or a ``timedelta`` as seconds, else raise ``ValueError`` naming ``what``."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{what} must be seconds (a number or a timedelta), not {type(value).__name__}")
+    if not math.isfinite(value) or value < 0 or value > MAX_SECONDS or (value == 0 and not zero):
+        least = "from 0" if zero else "more than 0"
+        raise ValueError(f"{what} must be {least} to {MAX_SECONDS} seconds, not {value!r}")
+    return value
+
+
+def check_count(value: object, what: str) -> int:
+    """Return a whole number of at least 1, else raise ``ValueError`` naming ``what``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        raise ValueError(f"{what} must be a whole number from 1 to {2**31 - 1}, not {value!r}")
+    return value
