@@ -35,9 +35,7 @@ def main() -> None:
     """Run the command that the arguments name, in place of this process."""
     if sys.version_info < (3, 11):  # noqa: UP036 - this is where an older Python learns of it
         sys.exit(f"dev.py: Python 3.11 or newer is needed, this is {sys.version.split()[0]}")
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", help="another folder for the environment", metavar="FOLDER")
     parser.add_argument(
         "--with",

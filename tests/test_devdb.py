@@ -47,10 +47,7 @@ def answers(cluster: DevCluster) -> bool:
 @contextlib.contextmanager
 def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """Run the code with `devdb` imported; it goes on until its standard input is closed."""
-    preamble = (
-        "import sys; from pathlib import Path\n"
-        f"sys.path.insert(0, {str(DEVDB.parent)!r}); import devdb\n"
-    )
+    preamble = f"import sys; from pathlib import Path\nsys.path.insert(0, {str(DEVDB.parent)!r}); import devdb\n"
     environment = {key: value for key, value in os.environ.items() if key != "DATABASE_URL"}
     child = subprocess.Popen(
         [sys.executable, "-P", "-c", f"{preamble}{code}\nsys.stdin.read()", *map(str, arguments)],
@@ -176,9 +173,7 @@ def test_process_id_that_another_process_has_got(cluster: DevCluster) -> None:
     cluster.start()
     cluster.stop("kill")
     user, group = devdb._server_user()
-    other = subprocess.Popen(
-        ["sleep", "60"], **({"user": user, "group": group} if os.getuid() == 0 else {})
-    )
+    other = subprocess.Popen(["sleep", "60"], **({"user": user, "group": group} if os.getuid() == 0 else {}))
     try:
         pid_file = cluster.pgdata / "postmaster.pid"
         lines = pid_file.read_text().splitlines()
@@ -375,9 +370,7 @@ def test_client_tools_are_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         find_pg_bindir()
 
 
-def test_a_folder_of_somebody_else_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everyone may write to /var/tmp: a link or an open folder laid there is passed over."""
     name = f"django-pgqueue-{os.getuid()}"
     bases = (tmp_path / "link", tmp_path / "open", tmp_path / "good")
