@@ -84,9 +84,10 @@ def prepare(venv: Path, requirements: list[str]) -> None:
         make(venv)
     elif stamp.exists() and stamp.read_text() == wanted:
         return
+    command = [*installer(python), *requirements]
     say("installing what pyproject.toml names (a minute the first time)")
     # Nothing but the command's own output goes to the standard output.
-    done = subprocess.run([*installer(python), *requirements], stdout=sys.stderr, check=False)
+    done = subprocess.run(command, stdout=sys.stderr, check=False)
     if done.returncode:
         sys.exit("dev.py: the installation failed, see above")
     stamp.write_text(wanted)
@@ -151,7 +152,8 @@ def check(bindir: Path) -> None:
 
 def run(bindir: Path, arguments: list[str]) -> None:
     """Become the environment's Python, so that signals reach it and its exit status counts."""
-    os.execv(bindir / "python", ["python", *arguments])
+    python = str(bindir / "python")  # in full: Python finds its environment by this name
+    os.execv(python, [python, *arguments])
 
 
 def say(text: str) -> None:

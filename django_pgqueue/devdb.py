@@ -144,9 +144,10 @@ class DevCluster:
     """
     A PostgreSQL cluster in a folder, and the server that runs on it.
 
-    As root the cluster lies in a folder of its own (`home`), because the data belongs to
-    `nobody`, who may not be able to enter `data_dir`. The object keeps no state of the server:
-    two for one folder, also in two processes, see the same one.
+    As root the cluster lies in another place (`home`), because the data belongs to `nobody`, who
+    may not be able to enter `data_dir`; so it does for a user who cannot write to `data_dir`.
+    The object keeps no state of the server: two for one folder, also in two processes, see the
+    same one.
 
     `durable=False` turns off fsync and full-page writes; `options` are further server settings
     by name. Both apply when the server starts.
@@ -155,7 +156,7 @@ class DevCluster:
     def __init__(self, data_dir: Path, *, durable: bool = True, options: Mapping[str, str] | None = None) -> None:
         shared = _shared_folder()
         self.home = data_dir.absolute()
-        if os.getuid() == 0 and self.home.parent != shared:
+        if self.home.parent != shared and (os.getuid() == 0 or not _writable(self.home)):
             self.home = shared / f"dev-{_digest(data_dir.resolve())}"
         self.pgdata = self.home / "data"
         self.socket_dir = shared / f"socket-{_digest(self.home)}"
@@ -530,6 +531,11 @@ def _works_in(pid: int, folder: Path) -> bool:
             return False
     shown = _run(["ps", "-wwo", "command=", "-p", str(pid)]).stdout
     return "postgres" in shown and str(folder) in shown
+
+
+def _writable(folder: Path) -> bool:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return os.access(existing, os.W_OK)
 
 
 def _digest(value: object) -> str:

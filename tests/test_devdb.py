@@ -227,7 +227,7 @@ def test_failed_start_shows_the_log(data_dir: Path) -> None:
     """The error carries what the server said."""
     cluster = DevCluster(data_dir, options={"max_connections": "many"})
     try:
-        with pytest.raises(DevDBError, match="max_connections"):
+        with pytest.raises(DevDBError, match=r"(?s)did not start.*max_connections"):
             cluster.start()
         assert cluster.pid is None
     finally:
@@ -434,6 +434,16 @@ def test_binaries_that_the_server_cannot_reach_are_copied(
     finally:
         cluster.stop("immediate")
         shutil.rmtree(copy)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root can write everywhere")
+def test_a_project_that_cannot_be_written_to(data_dir: Path) -> None:
+    """The data of a user who may only read the project lies in a folder of that user."""
+    data_dir.parent.chmod(0o500)
+    cluster = DevCluster(data_dir)
+    assert cluster.home.parent == devdb._shared_folder()
+    assert DevCluster(data_dir).home == cluster.home
+    data_dir.parent.chmod(0o700)
 
 
 @needs_root
