@@ -6,10 +6,11 @@ program would be; `Session` is a thread with Django connections of its own, driv
 that a test can hold a transaction open here while something else happens there.
 """
 
+import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,6 +18,7 @@ from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 import psycopg
+from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
@@ -148,6 +150,18 @@ def in_threads(count: int, function: Callable[[int], T], timeout: float = 60.0) 
     with ThreadPoolExecutor(count) as pool:
         futures = [pool.submit(call, number) for number in range(count)]
         return [future.result(timeout) for future in futures]
+
+
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine, and close the connections that its synchronous parts opened in their thread."""
+
+    async def run() -> T:
+        try:
+            return await coroutine
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    return asyncio.run(run())
 
 
 def fetch(statement: str, params: Sequence[Any] = (), using: str = "default") -> list[tuple[Any, ...]]:
