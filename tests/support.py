@@ -267,6 +267,16 @@ def version(name: str) -> tuple[Any, ...]:
     return row
 
 
+def age_of(name: str) -> float:
+    """Return how many seconds ago a queue was last active, by the database's clock."""
+    ((age,),) = fetch(
+        "SELECT extract(epoch FROM statement_timestamp() - last_active)::float8"
+        " FROM django_pgqueue_messagequeue WHERE name = %s",
+        [name],
+    )
+    return float(age)
+
+
 def locker(name: str) -> str:
     """Return the xmax of a queue's row: any lock taken on it, even one since released, changes this."""
     ((xmax,),) = fetch("SELECT xmax::text FROM django_pgqueue_messagequeue WHERE name = %s", [name])
