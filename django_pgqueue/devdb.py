@@ -256,6 +256,7 @@ class DevCluster:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            cwd="/",
             start_new_session=True,  # a Ctrl-C in the terminal is not meant for it
             check=True,
         )
@@ -374,12 +375,13 @@ class DevCluster:
 
 
 def _remove_leftover(cluster: DevCluster) -> None:
-    try:
+    """Remove a throw-away cluster, unless it is in use or its server does not stop."""
+    with contextlib.suppress(BlockingIOError, DevDBError):
         lock = _lock(cluster.home / "users.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    cluster.remove()
-    os.close(lock)
+        try:
+            cluster.remove()
+        finally:
+            os.close(lock)
 
 
 def _keep(home: Path, *, remove: bool) -> None:

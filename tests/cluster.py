@@ -18,7 +18,7 @@ cluster: DevCluster | None = None
 def start() -> None:
     """Put the URL of a server into `DATABASE_URL`, starting one if there is none."""
     global cluster
-    if "DATABASE_URL" not in os.environ:
+    if not os.environ.get("DATABASE_URL"):
         cluster = _resources.enter_context(throwaway())
         os.environ["DATABASE_URL"] = cluster.url
 
