@@ -1,0 +1,1 @@
+"""Each module answers one question with figures: ``python -m benchmarks NAME [--quick]``."""

@@ -1,0 +1,53 @@
+"""
+Run benchmarks: each starts its own server, prints a table and writes ``benchmarks/results/NAME.json``.
+
+    python -m benchmarks publish        one of them (see --help); exit status 1 when a target is missed
+    python -m benchmarks all            all of them
+    python -m benchmarks all --quick    a short run that shows that they work: not judged, not kept
+    python -m benchmarks readme         put the table of results/publish.json into README.md
+"""
+
+import argparse
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks import harness, readme
+
+NAMES = ("publish", "publish_one", "wakeup")
+
+
+def main() -> int:
+    """Do what the arguments say and return the exit status."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", choices=[*NAMES, "all", "readme"])
+    parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures mean nothing")
+    parser.add_argument("--output", type=Path, help="folder for the JSON file")
+    options = parser.parse_args()
+    if options.name == "readme":
+        readme.update()
+        return 0
+    if options.name == "all":
+        # A process each: Django is set up on one database only.
+        command = [sys.executable, "-m", "benchmarks"]
+        return max([subprocess.run([*command, name, *sys.argv[2:]], check=False).returncode for name in NAMES])
+    return run(options.name, quick=options.quick, output=options.output)
+
+
+def run(name: str, *, quick: bool, output: Path | None) -> int:
+    """Run one benchmark."""
+    with harness.server() as cluster:
+        report = import_module(f"benchmarks.{name}").run(cluster, quick=quick)
+        result = report.as_dict(harness.machine(cluster.url), quick=quick)
+    harness.print_result(result)
+    folder = output or (None if quick else harness.RESULTS)
+    if folder is not None:
+        print(f"written to {harness.write(result, folder)}")
+    return int(not quick and not all(target.met for target in report.targets))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
