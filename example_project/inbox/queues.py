@@ -1,0 +1,13 @@
+from django_pgqueue import Message, Queue
+from example_project.inbox.models import Summary
+
+webhooks = Queue("inbox.webhooks", max_deliveries=5)
+
+
+@webhooks.handler(ack="atomic")
+def summarize(message: Message) -> None:
+    """Store what a webhook is about. The ack commits with the summary: there is exactly one."""
+    Summary.objects.create(
+        delivery_id=message.headers["delivery"],
+        text=Summary.describe(message.payload),
+    )
