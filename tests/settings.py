@@ -16,7 +16,9 @@ if "mypy" in sys.modules:
 cluster.start()
 
 from example_project.settings import *  # noqa: E402, F403
-from example_project.settings import DATABASES  # noqa: E402
+from example_project.settings import DATABASES, INSTALLED_APPS  # noqa: E402
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.testapp"]
 
 OPTIONS = DATABASES["default"].setdefault("OPTIONS", {})
 if os.environ.get("PGQUEUE_TEST_POOL") == "1":

@@ -1,0 +1,72 @@
+"""
+Handlers that do what the payload says, so that one worker serves many tests.
+
+Each start is noted in `Seen`, in the transaction that the handler runs in. Keys of the payload:
+
+* `mark`: path of a file to make at the start, which is seen also where the transaction is not
+* `times`: misbehave at so many first deliveries only (default: at all)
+* `sleep`: seconds; `hold`: wait until this file exists
+* `fail`, `nack`, `reject`: the text of an exception; `delay`: that of a nack
+* `signal`: send it to this process; `exit`: end it at once
+"""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from asgiref.sync import sync_to_async
+
+from django_pgqueue import Message, Nack, Reject
+from tests.testapp.models import Seen
+
+# A handler that is held ends after so many seconds, so that no failed test leaves one behind.
+LONGEST_HOLD = 60.0
+
+
+def handle(message: Message) -> None:
+    orders = begin(message)
+    time.sleep(orders.get("sleep", 0))
+    deadline = time.monotonic() + LONGEST_HOLD
+    while "hold" in orders and not Path(orders["hold"]).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    end(orders)
+
+
+async def handle_async(message: Message) -> None:
+    orders = await sync_to_async(begin)(message)
+    await asyncio.sleep(orders.get("sleep", 0))
+    end(orders)
+
+
+async def block_async(message: Message) -> None:
+    """Block a thread of the event loop's executor, which nothing can interrupt."""
+    orders = await sync_to_async(begin)(message)
+    await sync_to_async(time.sleep, thread_sensitive=False)(orders.get("sleep", 0))
+
+
+def do_nothing(message: Message) -> None:
+    pass
+
+
+def begin(message: Message) -> dict[str, Any]:
+    """Note the start. Returns what the payload orders for this delivery."""
+    orders: dict[str, Any] = message.payload if isinstance(message.payload, dict) else {}
+    if "mark" in orders:
+        Path(orders["mark"]).touch()
+    Seen.objects.create(msg_id=message.id, worker=os.getpid(), attempt=message.delivery_count)
+    return orders if message.delivery_count <= orders.get("times", message.delivery_count) else {}
+
+
+def end(orders: dict[str, Any]) -> None:
+    if "signal" in orders:
+        os.kill(os.getpid(), orders["signal"])
+    if "exit" in orders:
+        os._exit(orders["exit"])
+    if "fail" in orders:
+        raise ValueError(orders["fail"])
+    if "nack" in orders:
+        raise Nack(orders["nack"], delay=orders.get("delay"))
+    if "reject" in orders:
+        raise Reject(orders["reject"])
