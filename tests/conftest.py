@@ -8,6 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from django_pgqueue import queues
 from django_pgqueue.devdb import DevCluster, throwaway
 from tests import cluster
 
@@ -35,6 +36,22 @@ def pytest_sessionstart() -> None:
 
 def pytest_report_header() -> str:
     return "matrix: Python {}, Django {}, PostgreSQL {}, psycopg {}".format(*versions(), psycopg.__version__)
+
+
+@pytest.fixture(autouse=True)
+def forget_queues() -> Iterator[None]:
+    """
+    Let a test's queues and handlers go with it.
+
+    A `Queue` that a failed test or an excinfo keeps alive would else be declared after the next
+    flush of the database, which emits post_migrate.
+    """
+    declared, handled = list(queues._queues), dict(queues._handlers)
+    yield
+    for queue in set(queues._queues) - set(declared):
+        queues._queues.discard(queue)
+    queues._handlers.clear()
+    queues._handlers.update(handled)
 
 
 @pytest.fixture(scope="session")
