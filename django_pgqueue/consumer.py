@@ -23,13 +23,14 @@ from uuid import uuid4
 
 from asgiref.sync import sync_to_async
 from django.db import connections, reset_queries, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_pgqueue import services, signals
 from django_pgqueue.conf import settings
 from django_pgqueue.exceptions import Nack, Reject
 from django_pgqueue.heartbeat import Heartbeat
 from django_pgqueue.listener import Listener
-from django_pgqueue.loop import DATABASE_FAULTS, Outage, own_connection, run_every
+from django_pgqueue.loop import DATABASE_FAULTS, Outage, describe, own_connection, run_every
 from django_pgqueue.message import Message
 from django_pgqueue.services import Declaration
 from django_pgqueue.validation import check_seconds
@@ -49,6 +50,8 @@ POLL_INTERVAL_UNHEARD = 1.0
 # Leases, heartbeat, listener: the threads that come first, and end within so many seconds.
 OWN_THREADS = 3
 JOIN_TIMEOUT = 1.0
+# Seconds after which a message comes back whose back-off could not be computed.
+FALLBACK_DELAY = 60.0
 # How many orphans one look adopts.
 ADOPT_BATCH = 1_000
 
@@ -586,11 +589,17 @@ class Consumer:
     def _failure(self, lane: Lane, message: Message, error: BaseException) -> Outcome:
         if isinstance(error, Reject):
             return Outcome("reject", error.reason or "rejected")
-        if isinstance(error, Nack) and error.delay is not None:
-            outcome = Outcome("nack", error.reason or "nack", check_seconds(error.delay, "Nack(delay=…)"))
-        else:
-            reason = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
-            outcome = Outcome("nack", reason, lane.queue.retry_delay(message))
+        reason = error.reason or "nack" if isinstance(error, Nack) else text_of(error)
+        try:
+            if isinstance(error, Nack) and error.delay is not None:
+                delay = check_seconds(error.delay, "Nack(delay=…)")
+            else:
+                delay = lane.queue.retry_delay(message)
+        except Exception as wrong:  # noqa: BLE001 - a back-off is the project's code
+            # The message must come back all the same.
+            logger.error("no usable delay queue=%s id=%s error=%s", lane.queue.name, message.id, describe(wrong))
+            delay = FALLBACK_DELAY
+        outcome = Outcome("nack", reason, delay)
         signals.message_failed.send_robust(
             lane.queue.name,
             using=self.using,
@@ -666,7 +675,7 @@ class ConnectionGuard:
             self._used = time.monotonic()
             for connection in connections.all(initialized_only=True):
                 if connection.connection is not None and not connection.in_atomic_block and not connection.is_usable():
-                    connection.close()
+                    self._drop(connection)
 
     def after(self) -> None:
         """Drop connections that the handler broke or left in a transaction."""
@@ -676,19 +685,31 @@ class ConnectionGuard:
             if connection.connection is None:
                 continue
             if connection.in_atomic_block or not connection.autocommit:
-                # A fresh wrapper too: the old one believes that it is inside a transaction.
-                with contextlib.suppress(*DATABASE_FAULTS):
-                    connection.close()
-                del connections[connection.alias]
+                self._drop(connection)
             elif connection.errors_occurred:
                 if connection.is_usable():
                     connection.errors_occurred = False
                 else:
-                    connection.close()
+                    self._drop(connection)
+
+    def _drop(self, connection: BaseDatabaseWrapper) -> None:
+        # A fresh wrapper too: the old one may believe that it is inside a transaction.
+        with contextlib.suppress(*DATABASE_FAULTS):
+            connection.close()
+        del connections[connection.alias]
 
     def close(self) -> None:
         """Close this thread's connections."""
         connections.close_all()
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's class and text, also when its text cannot be had."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - an exception's __str__ is the project's code
+        text = "(no text)"
+    return f"{type(error).__module__}.{type(error).__qualname__}: {text}"
 
 
 def is_passing(error: BaseException) -> bool:
