@@ -145,7 +145,9 @@ def _run(using: str, statement: str, **params: Any) -> list[tuple[Any, ...]]:
 # was ever there, so that a vanished queue is told from a first use.
 _declared: dict[tuple[str, str, str], float] = {}
 _known: set[tuple[str, str, str]] = set()
+# What was warned of already.
 _mismatched: set[Declaration] = set()
+_warned: set[tuple[str, str]] = set()
 
 
 def _key(connection: BaseDatabaseWrapper, name: str) -> tuple[str, str, str]:
@@ -287,6 +289,7 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
         _follow_commit(connection, declaration)
         return message_id
 
+    _warn_of_other_transaction(connection)
     _refresh(connection, declaration)
     try:
         with connection.cursor() as cursor:
@@ -321,6 +324,7 @@ def publish_many(
     }
     in_autocommit = connection.get_autocommit()
     if in_autocommit:
+        _warn_of_other_transaction(connection)
         _refresh(connection, declaration)
     chunks = list(_chunks(payloads))
     if in_autocommit and len(chunks) == 1:
@@ -370,6 +374,17 @@ def _chunks(payloads: Sequence[str]) -> Iterator[str]:
         chunk.append(payload)
         size += len(payload)
     yield f"[{','.join(chunk)}]"
+
+
+def _warn_of_other_transaction(connection: BaseDatabaseWrapper) -> None:
+    """Warn once when a publish is about to commit while a transaction is open on another database."""
+    if len(connections.settings) == 1:
+        return
+    for other in connections.all(initialized_only=True):
+        pair = other.alias, connection.alias
+        if other.in_atomic_block and pair not in _warned:
+            _warned.add(pair)
+            logger.warning("publish is not part of the open transaction transaction=%s queue_database=%s", *pair)
 
 
 def _is_missing_queue(error: IntegrityError) -> bool:
