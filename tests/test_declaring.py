@@ -1,6 +1,5 @@
 """Declaring: the row is made, kept fresh without making anyone wait, and written no more than needed."""
 
-import os
 import subprocess
 import sys
 
@@ -32,6 +31,7 @@ from tests.support import (
     version,
     wait_until,
 )
+from tests.workers import ROOT, environment
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -176,15 +176,15 @@ def test_the_refresh_never_waits_and_looks_again_at_the_next_publish():
 
 
 def test_the_fleet_writes_the_row_at_most_once_per_declare_ttl():
-    """Eight processes with cold caches publish to a stale queue: one of them refreshes it, one write."""
+    """Five processes with cold caches publish to a stale queue: one of them refreshes it, one write."""
     queue = Queue("orders")
     queue.declare()
     backdate("orders", 60)
     before, backdated = row_updates(), version("orders")
-    run_processes(8, "from django_pgqueue import Queue; q = Queue('orders'); [q.publish(n) for n in range(5)]")
+    run_processes(5, "from django_pgqueue import Queue; q = Queue('orders'); [q.publish(n) for n in range(5)]")
     assert version("orders") != backdated
     assert row_updates() - before == 1
-    assert len(payloads("orders")) == 40
+    assert len(payloads("orders")) == 25
 
 
 def row_updates() -> int:
@@ -199,13 +199,9 @@ def row_updates() -> int:
 
 def run_processes(count: int, code: str) -> None:
     """Run `code` in processes of their own, with Django set up on the test database."""
-    name = connection.settings_dict["NAME"]
-    set_up = (
-        "import django; django.setup(); from django.db import connections;"
-        f" connections['default'].settings_dict['NAME'] = {name!r}; "
-    )
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
-    processes = [subprocess.Popen([sys.executable, "-c", set_up + code], env=environment) for _ in range(count)]
+    command = [sys.executable, "-c", f"import django; django.setup(); {code}"]
+    cold = environment(settings={"DECLARE_TTL": 15})
+    processes = [subprocess.Popen(command, cwd=ROOT, env=cold) for _ in range(count)]
     assert [process.wait(60) for process in processes] == [0] * count
 
 
