@@ -28,6 +28,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     "django_pgqueue",
+    "example_project.demo",
     "example_project.inbox",
 ]
 

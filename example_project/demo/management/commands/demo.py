@@ -1,0 +1,63 @@
+"""The main job in one command."""
+
+import json
+import signal
+import sys
+from argparse import ArgumentParser
+from types import FrameType
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
+
+from django_pgqueue.management.arguments import at_least, refusal
+from example_project.demo import generator, report
+from example_project.demo.conductor import Conductor
+from example_project.demo.processes import ChildFailed
+
+
+class Command(BaseCommand):
+    help = (
+        "Publish, consume and reap at once, in many processes, while queues are deleted behind their back; then"
+        " account for every message. Exit status 1 when one is lost, or when the run did not exercise what it is for."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--messages", type=at_least(1), default=20_000, help="how many to publish (default: 20000)")
+        parser.add_argument("--publishers", type=at_least(1), default=2, help="publisher processes (default: 2)")
+        parser.add_argument("--consumers", type=at_least(1), default=2, help="consumer processes (default: 2)")
+        parser.add_argument("--seconds", type=at_least(0.1), help="stop publishing after so many seconds")
+        parser.add_argument("--input", metavar="FILE", help="JSON lines to publish, from the start again at the end")
+        parser.add_argument("--format", choices=("text", "json"), default="text")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        signal.signal(signal.SIGTERM, interrupt)
+        bar = report.Bar(options["messages"])
+        try:
+            if options["input"]:
+                generator.check(options["input"])
+            with Conductor(
+                **{key: options[key] for key in ("messages", "publishers", "consumers", "seconds", "input")},
+                watch=bar.show,
+            ) as conductor:
+                verdict = conductor.run()
+                kept = conductor.keep() if verdict.problems else None
+        except (generator.InputError, ChildFailed) as error:
+            raise CommandError(str(error)) from error
+        except DatabaseError as error:
+            raise refusal(error) from error
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+        finally:
+            bar.close()
+        if options["format"] == "json":
+            self.stdout.write(json.dumps({**verdict.figures, "problems": verdict.problems}))
+        else:
+            self.stdout.write(report.text(verdict))
+        if verdict.problems:
+            raise CommandError("\n".join([*verdict.problems, f"The notes are in {kept}"]))
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """End as by Ctrl-C: children are ended and tables dropped on the way out."""
+    raise KeyboardInterrupt

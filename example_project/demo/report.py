@@ -1,0 +1,81 @@
+"""What people see of a run: a bar while it runs, the ledger at its end."""
+
+import sys
+from typing import Any
+
+from example_project.demo.ledger import Ledger, Verdict
+
+LINES = (
+    ("published", "published", ""),
+    ("handled", "  handled", "their handler ended well"),
+    ("expired", "  expired", "their TTL had passed; the reaper counts the same"),
+    ("dead", "  dead", "rejected; they are in dead-letter queues"),
+    ("orphaned", "  orphaned", "without a queue at the end"),
+    ("waiting", "  waiting", "on a queue at the end"),
+    ("lost", "  lost", "unaccounted for"),
+    ("rolled_back", "rolled back", "published in transactions that rolled back; none was delivered"),
+    ("redelivered", "redelivered", "delivered more than once: given back, failed, or their consumer was killed"),
+    ("handled_twice", "handled twice", "of these, handled and killed before the ack, or the lease lost"),
+    ("queues_deleted", "queues deleted", "by hand, behind everyone's back"),
+    ("orphans_made", "  orphans made", "messages cut loose by that"),
+    ("adopted", "  orphans adopted", "and brought back; one may be cut loose again"),
+    ("queues_reaped", "queues reaped", "idle for a second and empty"),
+    ("healed", "healed", "queues made again by whoever needed them"),
+    ("healed_by_publishers", "  by publishers", "inside a publish"),
+    ("consumers_killed", "consumers killed", "by SIGKILL, while they held messages"),
+    ("leases_lost", "leases lost", "messages whose consumer was too slow for its lease"),
+    ("seconds", "seconds", "from the first publish to the last handled message"),
+    ("throughput", "messages/s", "handled, publishing and reaping beside it on the same machine"),
+    ("wakeup_p50_ms", "wake-up p50 ms", ""),
+    ("wakeup_p99_ms", "wake-up p99 ms", ""),
+)
+WAKE_UPS = """\
+Wake-up: from the call of publish() to the start of the handler, by {wakeups} probes. Each probe is the
+only message of its queue, but the consumers handle the other queues too and the machine is busy."""
+
+
+def text(verdict: Verdict) -> str:
+    """Return the ledger as text."""
+    figures = verdict.figures
+    lines = [f"{label:20}{shown(figures[key]):>10}  {remark}".rstrip() for key, label, remark in LINES]
+    end = "The ledger balances." if not verdict.problems else "The ledger does not hold."
+    return "\n".join([*lines, "", WAKE_UPS.format(**figures), "", end])
+
+
+def shown(value: Any) -> str:
+    """Return a figure as text."""
+    return "-" if value is None else str(value)
+
+
+class Bar:
+    """A progress bar on standard error, where that is a terminal and tqdm is installed; else nothing."""
+
+    def __init__(self, messages: int) -> None:
+        self._bar = None
+        if sys.stderr.isatty():
+            try:
+                from tqdm import tqdm
+            except ImportError:
+                return
+            self._bar = tqdm(total=messages, unit="msg", desc="handled", file=sys.stderr, dynamic_ncols=True)
+
+    def show(self, ledger: Ledger) -> None:
+        """Show the state of a run."""
+        if self._bar is None:
+            return
+        self._bar.set_postfix(
+            {
+                "published": len(ledger.published),
+                "healed": ledger.healed,
+                "reaped": ledger.queues_reaped,
+                "deleted": ledger.queues_deleted,
+                "adopted": ledger.adopted,
+            },
+            refresh=False,
+        )
+        self._bar.update(len(ledger.handled) - self._bar.n)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
