@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import threading
 import time
@@ -122,6 +123,8 @@ class Lane:
     #: Monotonic time of the next claim, and whether one more follows it before the lane sleeps.
     next_look: float = 0.0
     look_again: bool = True
+    #: Set by other threads: somebody published since the last claim was sent.
+    woken: bool = False
     #: A claim met a suspect and left it; how many were taken in a row.
     suspect_waiting: bool = False
     suspects_in_row: int = 0
@@ -134,14 +137,21 @@ class Lane:
         return self.handler.queue
 
     def wake(self) -> None:
-        self.look_again = True
+        # In this order: who plans the next look reads ``woken`` after writing ``next_look``.
+        self.woken = True
         self.next_look = 0.0
+
+    def look_within(self, delay: float) -> None:
+        """Let the next look come in ``delay`` seconds, or when it was planned if that is sooner."""
+        self.next_look = min(self.next_look, time.monotonic() + delay)
 
     def put(self, held: Held | None) -> None:
         """Let a worker start it. None ends one worker."""
         self.waiting.put(held)
         if self.loop is not None:
-            self.loop.call_soon_threadsafe(self.arrived.set)
+            # Closed: at the end, when its last worker took the None before this line was reached.
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self.arrived.set)
 
     @property
     def is_low(self) -> bool:
@@ -249,8 +259,8 @@ class Consumer:
                         lane.put(None)
                 with contextlib.suppress(*DATABASE_FAULTS):
                     services.forget_consumer(self.id, self.using)
-                # Workers may be in a handler that outlived its grace; the library's own end at once.
-                for thread in threads[:OWN_THREADS]:
+                # All end at once, but for workers in a handler that outlived its grace.
+                for thread in threads[:OWN_THREADS] if self._held() else threads:
                     thread.join(timeout=JOIN_TIMEOUT)
                 signals.consumer_stopped.send_robust(self.id, using=self.using, queues=names)
         return self.handled
@@ -397,6 +407,9 @@ class Consumer:
         before = time.monotonic()
         if room <= 0 or self._stopping.is_set() or (self._solo_since is not None and not self._outlived_solo(before)):
             return
+        if lane.woken:
+            lane.woken = False
+            lane.look_again = True
         # A suspect is taken with nothing else in hand, and every so often others get a turn.
         claim = services.claim(
             lane.queue.declaration,
@@ -428,6 +441,9 @@ class Consumer:
             lane.next_look = now + settings.NOTIFY_INTERVAL
         else:
             lane.next_look = now + self._sleep(lane)
+        if lane.woken:
+            # Since the claim: what was published may be newer than all that was seen above.
+            lane.next_look = now
 
     def _sleep(self, lane: Lane) -> float:
         """Return how long the lane may sleep; mend its queue on the way."""
@@ -439,7 +455,11 @@ class Consumer:
         interval = settings.POLL_INTERVAL
         if not self._listener.listening:
             interval = min(interval, POLL_INTERVAL_UNHEARD)
-        return interval if look.due_in is None else min(interval, max(look.due_in, 0.0))
+        if look.due_in is None:
+            return interval
+        # What is due and was not claimed (just now due, locked, paused) must not make this spin;
+        # but a drain ends when nothing is to be looked at soon.
+        return min(interval, max(look.due_in, 0.0 if self.drain else SETTLE_DELAY))
 
     def _nap(self) -> float:
         """Return how long this thread may wait, unless an event cuts it short."""
@@ -498,11 +518,16 @@ class Consumer:
             return services.ack(messages, self.using)
         if verb == "nack":
             delays = [outcome.delay for outcome in outcomes]
+            # Leased until now, they were not seen by the look that planned the next one.
+            lane.look_within(min(delays))
             return services.nack(lane.queue.declaration, messages, delays, reasons, self.using)
         if verb == "reject":
             return services.reject(lane.queue.declaration, messages, reasons, self.using)
         if verb == "release":
-            return services.release(messages, self.using)
+            lost = services.release(messages, self.using)
+            # Others may be idle, and this process may be about to end.
+            services.notify(lane.queue.name, self.using)
+            return lost
         return set()
 
     # --- Leases ---
@@ -548,7 +573,8 @@ class Consumer:
 
     def _finished(self, lane: Lane, held: Held, outcome: Outcome) -> None:
         lane.finished.append((held, outcome))
-        if len(lane.finished) == 1:
+        # Workers may append at the same time, and then none of them sees a length of 1.
+        if len(lane.finished) <= lane.concurrency:
             lane.finished_since = time.monotonic()
             self._event.set()
         elif len(lane.finished) >= SETTLE_BATCH or lane.waiting.empty():
@@ -556,7 +582,7 @@ class Consumer:
 
     def _handle(self, lane: Lane, message: Message) -> Outcome:
         try:
-            lane.handler.function(message)
+            call(lane.handler, message)
         except BaseException as error:
             return self._failure(lane, message, error)
         return ACK
@@ -568,7 +594,7 @@ class Consumer:
         except DATABASE_FAULTS as error:
             return self._failure(lane, message, error)
         try:
-            lane.handler.function(message)
+            call(lane.handler, message)
         except BaseException:
             logger.exception("handler failed after an early ack queue=%s id=%s", lane.queue.name, message.id)
         return SETTLED
@@ -577,7 +603,7 @@ class Consumer:
         lost: set[int] = set()
         try:
             with transaction.atomic(using=self.using):
-                lane.handler.function(message)
+                call(lane.handler, message)
                 # The last statement: until here nobody else waits for the message's row.
                 lost = services.ack([message], self.using)
                 if lost:
@@ -617,6 +643,7 @@ class Consumer:
             lane.loop = asyncio.get_running_loop()
         guard = ConnectionGuard()
         await asyncio.gather(*(self._work_lane_async(lane, guard) for lane in lanes for _ in range(lane.concurrency)))
+        await sync_to_async(guard.close)()
 
     async def _work_lane_async(self, lane: Lane, guard: ConnectionGuard) -> None:
         while held := await self._take_async(lane):
@@ -701,6 +728,14 @@ class ConnectionGuard:
     def close(self) -> None:
         """Close this thread's connections."""
         connections.close_all()
+
+
+def call(handler: Handler, message: Message) -> None:
+    """Call a sync handler. One that hands out a coroutine has not done its work, and must not be acked."""
+    result = handler.function(message)
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError(f"{handler.function!r} returned a coroutine; a handler is async def itself, or not async")
 
 
 def text_of(error: BaseException) -> str:

@@ -26,6 +26,9 @@ from django_pgqueue.validation import check_count, check_name, check_seconds
 Seconds = float | timedelta
 HandlerFunction = Callable[[Message], Any]
 
+# Seconds for which extend() tries rows that somebody else has locked, before it counts them as lost.
+LOCK_PATIENCE = 1.0
+
 # Queues that are alive in this process; those of queues.py modules live as long as it does.
 _queues: WeakSet[Queue] = WeakSet()
 _handlers: dict[str, Handler] = {}
@@ -241,7 +244,7 @@ class Queue:
         """Let leases end ``seconds`` from now (None: the queue's lease)."""
         if messages:
             lease = self.lease if seconds is None else check_seconds(seconds, "seconds", zero=False)
-            extension = services.extend(messages, lease, self.using)
+            extension = services.extend(messages, lease, self.using, patience=LOCK_PATIENCE)
             services.raise_lost(self.name, extension.lost | extension.locked)
 
     def retry_delay(self, message: Message) -> float:
@@ -300,7 +303,9 @@ class Queue:
         """Return what a ``Consumer`` takes, without registering it. Arguments as ``handler()``."""
         if ack not in ACK_MODES:
             raise ValueError(f"ack must be one of {', '.join(ACK_MODES)}, not {ack!r}")
-        is_async = inspect.iscoroutinefunction(function)
+        if not callable(function):
+            raise ValueError(f"{function!r} is not callable, so it cannot be the handler of queue {self.name!r}")
+        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
         if is_async and ack == "atomic":
             raise ValueError(
                 f"{function!r}: ack='atomic' needs a transaction around the handler, which Django does not offer to"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from django.db import connections
 
+from django_pgqueue.consumer import Consumer
 from django_pgqueue.models import QueueConsumer
 from tests.support import DEADLINE, wait_until
 
@@ -144,3 +146,15 @@ def run(
         check=False,
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@contextmanager
+def consuming(consumer: Consumer) -> Iterator[Consumer]:
+    """Run a consumer in a thread of this process; stop it at the end, and raise what it raised."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(consumer.run)
+        try:
+            yield consumer
+        finally:
+            consumer.stop()
+            future.result(DEADLINE)
