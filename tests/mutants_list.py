@@ -67,7 +67,8 @@ MUTANTS = (
         NEVER_WAIT,
         "a heal names the key column",
         "sql.py",
-        "    ON CONFLICT (name) DO UPDATE SET last_active = statement_timestamp()\n    RETURNING name, xmax = 0 AS created\n",
+        "    ON CONFLICT (name) DO UPDATE SET last_active = statement_timestamp()\n"
+        "    RETURNING name, xmax = 0 AS created\n",
         "    ON CONFLICT (name) DO UPDATE SET name = excluded.name\n    RETURNING name, xmax = 0 AS created\n",
         ("tests/test_healing.py::test_a_heal_and_an_open_publisher_do_not_wait_for_each_other",),
     ),
