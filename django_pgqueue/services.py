@@ -37,6 +37,9 @@ FOREIGN_KEY_NAME = "django_pgqueue_item_queue_fk"
 CHUNK_ROWS = 5_000
 CHUNK_BYTES = 4 * 1024 * 1024
 
+# Seconds between two attempts at rows that somebody else has locked.
+LOCK_RETRY = 0.01
+
 # Failure texts are capped: the reason is for a person's eye, the traceback is in the log.
 MAX_REASON_LENGTH = 2_000
 
@@ -591,12 +594,24 @@ def look(name: str, using: str) -> Look:
     return Look(*row)
 
 
-def extend(messages: Sequence[Message], lease: float, using: str) -> Extension:
-    """Prolong leases to ``lease`` seconds from now."""
-    held = dict(_run(using, sql.EXTEND, **_fence(messages), lease=lease))
-    ids = {message.id for message in messages}
-    extended = {message_id for message_id, done in held.items() if done}
-    return Extension(extended, held.keys() - extended, ids - held.keys())
+def extend(messages: Sequence[Message], lease: float, using: str, *, patience: float = 0.0) -> Extension:
+    """
+    Prolong leases to ``lease`` seconds from now.
+
+    Rows that somebody else has locked are tried again for ``patience`` seconds: a claim locks what
+    it looked at, also what it then finds taken, but only for as long as it runs.
+    """
+    deadline = time.monotonic() + patience
+    extension = Extension(set(), {message.id for message in messages}, set())
+    while True:
+        waiting = [message for message in messages if message.id in extension.locked]
+        held = dict(_run(using, sql.EXTEND, **_fence(waiting), lease=lease))
+        extended = {message_id for message_id, done in held.items() if done}
+        lost = extension.locked - held.keys()
+        extension = Extension(extension.extended | extended, held.keys() - extended, extension.lost | lost)
+        if not extension.locked or time.monotonic() >= deadline:
+            return extension
+        time.sleep(LOCK_RETRY)
 
 
 def ack(messages: Sequence[Message], using: str) -> set[int]:
