@@ -228,7 +228,8 @@ class Consumer:
         """
         Stop claiming, let running handlers end within ``grace`` seconds, give back the rest.
 
-        With ``now`` don't wait for handlers; their leases run out. Safe in a signal handler.
+        With ``now`` don't wait for handlers; their leases run out. May be called from any thread, but
+        not from a signal handler: that may have interrupted a thread which holds the lock needed here.
         """
         self._stopping.set()
         if now:
@@ -494,6 +495,10 @@ class Consumer:
             self._settle_batch(lane, batch)
             for _ in batch:
                 lane.finished.popleft()
+            if batch and self.drain:
+                # Its handler may have published, to any queue: a drain ends with a look after that.
+                for each in self._lanes:
+                    each.next_look = 0.0
 
     def _settle_batch(self, lane: Lane, batch: list[tuple[Held, Outcome]]) -> None:
         """Settle finished messages. A fault leaves the whole batch for the next time: settling is fenced."""

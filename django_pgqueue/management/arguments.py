@@ -4,7 +4,8 @@ import argparse
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from threading import current_thread, main_thread
+from queue import SimpleQueue
+from threading import Thread, current_thread, main_thread
 from types import FrameType
 from typing import TypeVar
 
@@ -36,14 +37,25 @@ def on_stop_signal(stop: Callable[[], object]) -> Iterator[None]:
     """
     Call ``stop`` at each SIGTERM and SIGINT, and restore the handlers afterwards.
 
+    It is called in a thread of its own: a signal may interrupt the main thread inside the lock of
+    the very ``threading.Event`` that ``stop`` sets, and would wait for itself. What a handler may
+    do is put to a ``SimpleQueue``, which is reentrant.
+
     Only the main thread may have signal handlers; elsewhere this does nothing.
     """
+    received: SimpleQueue[int | None] = SimpleQueue()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        stop()
+        received.put(number)
+
+    def forward() -> None:
+        while received.get() is not None:
+            stop()
 
     with ExitStack() as stack:
         if current_thread() is main_thread():
+            Thread(target=forward, name="pgqueue signals", daemon=True).start()
+            stack.callback(received.put, None)
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, handle))
         yield

@@ -40,7 +40,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             consumer = Consumer(
-                handlers_of(options["names"], options["handler"]),
+                handlers_of(list(dict.fromkeys(options["names"])), options["handler"]),
                 concurrency=options["concurrency"],
                 prefetch=options["prefetch"],
                 drain=options["drain"],
