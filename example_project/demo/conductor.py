@@ -57,12 +57,14 @@ class Conductor:
     def __exit__(self, *error: object) -> None:
         # A second Ctrl-C must not leave processes or tables behind.
         before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-        processes.end(self._children)
-        tables.drop(self.run_)
-        if not self._keeps_folder:
-            shutil.rmtree(self.run_.folder)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        try:
+            processes.end(self._children)
+            tables.drop(self.run_)
+        finally:
+            if not self._keeps_folder:
+                shutil.rmtree(self.run_.folder)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def keep(self) -> str:
         """Keep the folder with the notes and the processes' output, and return its name."""
@@ -84,6 +86,12 @@ class Conductor:
         while sum(publisher.has_ended() for publisher in publishers) < len(publishers):
             self._tick(saboteur, reaper, *self._consumers)
         processes.stop([saboteur])
+        self._settle(reaper)
+        self._read()
+        self.ledger.rest()
+        prober = self._start("prober", part("prober"))
+        while not prober.has_ended():
+            self._tick(reaper, *self._consumers)
         self._settle(reaper)
         for visitor in self._visitors.values():
             self._wait(visitor)

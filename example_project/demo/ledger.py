@@ -49,15 +49,24 @@ class Ledger:
     healed: int = 0
     healed_by_publishers: int = 0
     standing_made: set[str] = field(default_factory=set)
+    #: Seconds, while everything runs and after it has come to rest.
+    busy_wake_ups: list[float] = field(default_factory=list)
     wake_ups: list[float] = field(default_factory=list)
+    is_quiet: bool = False
     #: Consumers ended by SIGKILL, by the name of their notes.
     killed: set[str] = field(default_factory=set)
     first_publish: float = float("inf")
     last_end: float = 0.0
+    handled_under_load: int = 0
 
     def read(self, source: str, note: dict[str, Any]) -> None:
         """Take one note of the process ``source``."""
         getattr(self, f"_read_{note['note']}")(source, note)
+
+    def rest(self) -> None:
+        """Take what comes from now on as not part of the load."""
+        self.is_quiet = True
+        self.handled_under_load = len(self.handled)
 
     def _read_published(self, source: str, note: dict[str, Any]) -> None:
         self.first_publish = min(self.first_publish, note["at"])
@@ -74,10 +83,11 @@ class Ledger:
     def _read_handled(self, source: str, note: dict[str, Any]) -> None:
         self.handled.setdefault(note["id"], []).append(source)
         self.deliveries[note["id"], note["delivery"]] += 1
-        self.last_end = max(self.last_end, note["at"])
+        if not self.is_quiet:
+            self.last_end = max(self.last_end, note["at"])
 
     def _read_woken(self, source: str, note: dict[str, Any]) -> None:
-        self.wake_ups.append(note["seconds"])
+        (self.wake_ups if self.is_quiet else self.busy_wake_ups).append(note["seconds"])
 
     def _read_failed(self, source: str, note: dict[str, Any]) -> None:
         self.failed.add(note["id"])
@@ -212,10 +222,11 @@ class Ledger:
         seconds = max(self.last_end - self.first_publish, 0.0) if self.handled else 0.0
         return {
             "seconds": round(seconds, 2),
-            "throughput": round(len(self.handled) / seconds, 1) if seconds else None,
+            "throughput": round(self.handled_under_load / seconds, 1) if seconds else None,
             "wakeup_p50_ms": percentile(self.wake_ups, 0.50),
             "wakeup_p99_ms": percentile(self.wake_ups, 0.99),
-            "wakeups": len(self.wake_ups),
+            "busy_wakeup_p50_ms": percentile(self.busy_wake_ups, 0.50),
+            "busy_wakeup_p99_ms": percentile(self.busy_wake_ups, 0.99),
         }
 
 

@@ -72,10 +72,14 @@ class Reader:
     def new(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what came since the last call: the file's name without its ending, and the note."""
         for path in sorted(self.folder.glob("*.notes")):
+            offset = self._offsets.get(path, 0)
+            if path.stat().st_size == offset:
+                continue
             with path.open("rb") as file:
-                file.seek(self._offsets.get(path, 0))
+                file.seek(offset)
                 # Up to the last whole line: the next one may be on its way.
-                lines = file.read().rpartition(b"\n")[0].splitlines(keepends=True)
-            self._offsets[path] = self._offsets.get(path, 0) + sum(map(len, lines)) + (1 if lines else 0)
-            for line in lines:
+                text = file.read()
+                whole = text[: text.rfind(b"\n") + 1]
+            self._offsets[path] = offset + len(whole)
+            for line in whole.splitlines():
                 yield path.stem, json.loads(line)

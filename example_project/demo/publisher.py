@@ -24,7 +24,7 @@ from example_project.demo.run import SHORTEST, Run
 VISITS, VISIT_SIZE = 4, 12
 # Seconds for which a visited queue is left alone once it is empty. REAP_IDLE_AFTER is 1, so that
 # most of these pauses, not all, are long enough to be reaped in.
-PAUSE = (0.9, 3.0)
+PAUSE = (0.9, 4.0)
 # Seconds between two probes, twice the NOTIFY_INTERVAL and more: each one is to wake a consumer.
 PROBE_INTERVAL = (0.1, 0.15)
 TICK = 0.02
@@ -91,7 +91,8 @@ class Publisher:
             elif self.left <= self.reserved() or self.share - self.left > self.share * (now - start) / SHORTEST:
                 self.stop.wait(TICK)
             elif self.probe and now >= self.next_probe:
-                self.send_probe(self.probe)
+                send_probe(self.probe, self.payload())
+                self.left -= 1
                 self.next_probe = now + random.uniform(*PROBE_INTERVAL)
             else:
                 (way,) = random.choices(list(self.ways), weights=list(self.ways.values()))
@@ -114,7 +115,7 @@ class Publisher:
 
     def two_queues(self, queue: Queue) -> None:
         # In name order: queues that are made again in opposite orders can deadlock.
-        both = sorted({queue, random.choice(self.steady)}, key=lambda one: one.name)
+        both = sorted({queue, random.choice(self.steady)}, key=lambda one: one.name)[: self.left]
         with transaction.atomic():
             ids = [(one, one.publish(self.payload())) for one in both]
             for _, message_id in ids:
@@ -179,16 +180,13 @@ class Publisher:
             size = min(VISIT_SIZE - 3, self.left)
             self.committed(queue, queue.publish_many(self.payload() for _ in range(size)))
 
-    def send_probe(self, probe: Queue) -> None:
-        self.committed(probe, [probe.publish(self.payload(), headers={"sent": time.time()})])
-
     # --- What they share ---
 
     def payload(self) -> Any:
         return next(self.payloads)
 
     def batch(self) -> int:
-        return min(random.randint(5, 40), self.left)
+        return min(random.randint(5, 80), self.left)
 
     def committed(
         self, queue: Queue, ids: list[int], *, delay: float = 0, ttl: float | None = None, marked: bool = False
@@ -198,6 +196,12 @@ class Publisher:
         if ttl is None and queue.declaration.auto_deleted:
             ttl = settings.EPHEMERAL_TTL
         note("published", ids=ids, expires_at=None if ttl is None else time.time() + delay + ttl, marked=marked)
+
+
+def send_probe(probe: Queue, payload: Any) -> None:
+    """Publish a message that tells its handler when that began."""
+    message_id = probe.publish(payload, headers={"sent": time.time()})
+    note("published", ids=[message_id], expires_at=None, marked=False)
 
 
 def mark(message_id: int) -> None:

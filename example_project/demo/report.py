@@ -18,7 +18,7 @@ LINES = (
     ("handled_twice", "handled twice", "of these, handled and killed before the ack, or the lease lost"),
     ("queues_deleted", "queues deleted", "by hand, behind everyone's back"),
     ("orphans_made", "  orphans made", "messages cut loose by that"),
-    ("adopted", "  orphans adopted", "and brought back; one may be cut loose again"),
+    ("adopted", "  orphans adopted", "and brought back; the others were in hand, or expired"),
     ("queues_reaped", "queues reaped", "idle for a second and empty"),
     ("healed", "healed", "queues made again by whoever needed them"),
     ("healed_by_publishers", "  by publishers", "inside a publish"),
@@ -26,12 +26,11 @@ LINES = (
     ("leases_lost", "leases lost", "messages whose consumer was too slow for its lease"),
     ("seconds", "seconds", "from the first publish to the last handled message"),
     ("throughput", "messages/s", "handled, publishing and reaping beside it on the same machine"),
-    ("wakeup_p50_ms", "wake-up p50 ms", ""),
-    ("wakeup_p99_ms", "wake-up p99 ms", ""),
+    ("wakeup_p50_ms", "wake-up p50 ms", "from the call of publish() to the handler's start, all queues at rest"),
+    ("wakeup_p99_ms", "wake-up p99 ms", "  by one probe at a time, after the load"),
+    ("busy_wakeup_p50_ms", "  busy p50 ms", "the same under load: its queue is empty,"),
+    ("busy_wakeup_p99_ms", "  busy p99 ms", "  but its consumers also handle all the others"),
 )
-WAKE_UPS = """\
-Wake-up: from the call of publish() to the start of the handler, by {wakeups} probes. Each probe is the
-only message of its queue, but the consumers handle the other queues too and the machine is busy."""
 
 
 def text(verdict: Verdict) -> str:
@@ -39,7 +38,7 @@ def text(verdict: Verdict) -> str:
     figures = verdict.figures
     lines = [f"{label:20}{shown(figures[key]):>10}  {remark}".rstrip() for key, label, remark in LINES]
     end = "The ledger balances." if not verdict.problems else "The ledger does not hold."
-    return "\n".join([*lines, "", WAKE_UPS.format(**figures), "", end])
+    return "\n".join([*lines, "", end])
 
 
 def shown(value: Any) -> str:

@@ -26,6 +26,7 @@ REAP_INTERVAL = 0.25
 
 # Publishing lasts at least so long, however few messages there are: queues need time to fall idle.
 SHORTEST = 12.0
+MOST_PROBES = 100
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,14 @@ class Run:
         """Return the name of a queue. It holds the run's id because notifications know no schemas."""
         return f"demo.{self.id}.{kind}"
 
+    @property
+    def probes(self) -> int:
+        """How many of the messages measure wake-ups after the others."""
+        return min(self.messages // 10, MOST_PROBES)
+
     def share(self, publisher: int) -> int:
         """Return how many of the messages are one publisher's."""
-        return len(range(publisher, self.messages, self.publishers))
+        return len(range(publisher, self.messages - self.probes, self.publishers))
 
     def environment(self, role: str) -> dict[str, str]:
         """Return the environment of a process of this run."""

@@ -41,10 +41,12 @@ def delete(name: str) -> None:
     """Delete a queue's row, if there is one, and note how many messages that cut loose."""
     try:
         with transaction.atomic(), connection.cursor() as cursor:
+            # Locked first, so that nobody publishes to it between the count and the deletion.
+            cursor.execute("SELECT FROM django_pgqueue_messagequeue WHERE name = %s FOR UPDATE", [name])
+            cursor.execute("SELECT count(*) FROM django_pgqueue_messagequeueitem WHERE queue_id = %s", [name])
+            orphans = cursor.fetchone()[0]
             cursor.execute("DELETE FROM django_pgqueue_messagequeue WHERE name = %s", [name])
             deleted = cursor.rowcount
-            cursor.execute("SELECT count(*) FROM django_pgqueue_messagequeueitem WHERE orphaned_from = %s", [name])
-            orphans = cursor.fetchone()[0]
     except OperationalError:
         # A deadlock with a consumer that settles: the deletion and the settling lock the same
         # messages, each in its own order. The server picks one of them to fail; nothing is lost.

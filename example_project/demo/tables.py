@@ -30,7 +30,9 @@ JOIN django_pgqueue_queueconsumer AS consumer ON consumer.id = item.leased_by
 WHERE consumer.pid = %s AND item.lease_expires_at > statement_timestamp()
 """
 ITEMS = "SELECT id, queue_id IS NULL, dead_lettered_at IS NOT NULL FROM django_pgqueue_messagequeueitem"
-MISSING = "SELECT count(*) FROM unnest(%s::text[]) AS name WHERE name NOT IN (SELECT name FROM django_pgqueue_messagequeue)"
+MISSING = (
+    "SELECT count(*) FROM unnest(%s::text[]) AS name WHERE name NOT IN (SELECT name FROM django_pgqueue_messagequeue)"
+)
 
 
 def make(run: Run) -> None:
@@ -50,6 +52,8 @@ def make(run: Run) -> None:
 
 def drop(run: Run) -> None:
     """Drop the schema with all that is in it."""
+    # Anew: a statement that was interrupted leaves the connection unusable.
+    connection.close()
     execute(DROP, run.schema)
 
 

@@ -24,7 +24,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--messages", type=at_least(1), default=20_000, help="how many to publish (default: 20000)")
-        parser.add_argument("--publishers", type=at_least(1), default=2, help="publisher processes (default: 2)")
+        parser.add_argument("--publishers", type=at_least(1), default=4, help="publisher processes (default: 4)")
         parser.add_argument("--consumers", type=at_least(1), default=2, help="consumer processes (default: 2)")
         parser.add_argument("--seconds", type=at_least(0.1), help="stop publishing after so many seconds")
         parser.add_argument("--input", metavar="FILE", help="JSON lines to publish, from the start again at the end")
