@@ -241,6 +241,11 @@ class Consumer:
         """Whether ``stop()`` was called."""
         return self._stopping.is_set()
 
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether handlers outlived the grace: after ``run()`` they still run, in daemon threads."""
+        return self._ended.is_set() and bool(self._held())
+
     def run(self) -> int:
         """Consume until stopped, drained or done. Returns how many messages were handled."""
         names = sorted(self._by_name)

@@ -1,5 +1,8 @@
 """Run the handlers of queues."""
 
+import logging
+import os
+import sys
 from argparse import ArgumentParser
 from typing import Any
 
@@ -56,6 +59,13 @@ class Command(BaseCommand):
                 raise refusal(error) from error
         if options["verbosity"] > 1:
             self.stdout.write(f"handled {handled} messages")
+        if consumer.has_abandoned and getattr(self, "_called_from_command_line", False):
+            # Daemon threads don't hold up the end, but the threads of an executor do (sync_to_async,
+            # a handler's own pool): the interpreter would wait for those handlers.
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
 
 
 def handlers_of(names: list[str], path: str | None) -> list[Handler]:
