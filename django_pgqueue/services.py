@@ -285,15 +285,17 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
         "expires_in": outgoing.expires_in,
     }
     if not connection.get_autocommit():
+        believed = _believed(_key(connection, declaration.name))
         with connection.cursor() as cursor:
             cursor.execute(sql.PUBLISH_IF_QUEUE, params)
             row = cursor.fetchone()
-        message_id = row[0] if row else _heal_and_publish(connection, declaration, params)
+        message_id = row[0] if row else _heal_and_publish(connection, declaration, params, believed=believed)
         _follow_commit(connection, declaration)
         return message_id
 
     _warn_of_other_transaction(connection)
     _refresh(connection, declaration)
+    believed = _believed(_key(connection, declaration.name))
     try:
         with connection.cursor() as cursor:
             cursor.execute(sql.PUBLISH, params)
@@ -301,7 +303,7 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
     except IntegrityError as error:
         if not _is_missing_queue(error):
             raise
-        message_id = _heal_and_publish(connection, declaration, params, error)
+        message_id = _heal_and_publish(connection, declaration, params, believed=believed, error=error)
     notify(declaration.name, using)
     return message_id
 
@@ -331,10 +333,11 @@ def publish_many(
         _refresh(connection, declaration)
     chunks = list(_chunks(payloads))
     if in_autocommit and len(chunks) == 1:
+        believed = _believed(_key(connection, declaration.name))
         ids = _publish_chunk(connection, params, chunks[0])
         if not ids:
             with transaction.atomic(using=using):
-                _heal(connection, declaration)
+                _heal(connection, declaration, believed=believed)
                 ids = _publish_chunk(connection, params, chunks[0])
         notify(declaration.name, using)
         return ids
@@ -350,9 +353,10 @@ def _publish_chunks(
     params: dict[str, Any],
     chunks: list[str],
 ) -> list[int]:
+    believed = _believed(_key(connection, declaration.name))
     ids = _publish_chunk(connection, params, chunks[0])
     if not ids:
-        _heal(connection, declaration)
+        _heal(connection, declaration, believed=believed)
         ids = _publish_chunk(connection, params, chunks[0])
     # From here on this transaction holds KEY SHARE on the queue's row: it cannot go away.
     for chunk in chunks[1:]:
@@ -399,16 +403,21 @@ def _is_missing_queue(error: IntegrityError) -> bool:
     )
 
 
-def _may_heal(connection: BaseDatabaseWrapper, declaration: Declaration, error: Exception | None = None) -> None:
+def _may_heal(
+    connection: BaseDatabaseWrapper,
+    declaration: Declaration,
+    *,
+    believed: bool,
+    error: Exception | None = None,
+) -> None:
     """
     Raise ``QueueNotFound`` where a missing queue must stay loud, and drop the belief in it.
 
     An auto-deleted queue may always be made again. A standing one only where this process had not
-    just seen it: vanished under a fresh cache, something is wrong.
+    just seen it: vanished under a fresh cache, something is wrong. ``believed`` is what the process
+    believed when it sent the insert: another thread may have made the queue since, and believe in it.
     """
-    key = _key(connection, declaration.name)
-    believed = _believed(key)
-    _declared.pop(key, None)
+    _declared.pop(_key(connection, declaration.name), None)
     if believed and not declaration.auto_deleted:
         raise QueueNotFound(declaration.name) from error
 
@@ -417,9 +426,11 @@ def _heal_and_publish(
     connection: BaseDatabaseWrapper,
     declaration: Declaration,
     params: dict[str, Any],
+    *,
+    believed: bool,
     error: IntegrityError | None = None,
 ) -> int:
-    _may_heal(connection, declaration, error)
+    _may_heal(connection, declaration, believed=believed, error=error)
     with connection.cursor() as cursor:
         cursor.execute(sql.ENSURE_AND_PUBLISH, {**declaration.params, **params})
         message_id: int
@@ -428,8 +439,8 @@ def _heal_and_publish(
     return message_id
 
 
-def _heal(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
-    _may_heal(connection, declaration)
+def _heal(connection: BaseDatabaseWrapper, declaration: Declaration, *, believed: bool) -> None:
+    _may_heal(connection, declaration, believed=believed)
     with connection.cursor() as cursor:
         cursor.execute(sql.ENSURE_QUEUE, declaration.params)
         created = cursor.fetchone()[0]
