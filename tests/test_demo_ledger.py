@@ -1,0 +1,174 @@
+"""The demo's ledger finds what it is there to find."""
+
+from typing import Any
+
+import pytest
+
+from example_project.demo.ledger import Ledger, Remains, percentile
+from example_project.demo.report import text
+
+NOW = 1_000.0
+AUTO_DELETED = "demo.visited"
+
+Note = tuple[str, dict[str, Any]]
+
+
+def note(source: str, what: str, **details: Any) -> Note:
+    return source, {"note": what, "at": NOW - 10, **details}
+
+
+def published(*ids: int, expires_at: float | None = None, marked: bool = False) -> Note:
+    return note("publisher0-1", "published", ids=list(ids), expires_at=expires_at, marked=marked)
+
+
+def delivered(message_id: int, delivery: int = 1, source: str = "consumer-2") -> list[Note]:
+    return [
+        note(source, "started", id=message_id, delivery=delivery),
+        note(source, "handled", id=message_id, delivery=delivery),
+    ]
+
+
+def good_run() -> list[Note]:
+    """
+    Return the notes of a run in which all went well.
+
+    1 to 3 are handled, 4 expired, 5 is dead, 6 was rolled back; a queue was deleted and one reaped, and
+    both came back.
+    """
+    return [
+        published(1, 2, marked=True),
+        published(3, 5),
+        published(4, expires_at=NOW - 5),
+        note("publisher0-1", "rolled_back", ids=[6]),
+        *delivered(1),
+        *delivered(2),
+        *delivered(3),
+        note("consumer-2", "started", id=5, delivery=1),
+        note("reaper-3", "expired", queue=AUTO_DELETED, count=1),
+        note("saboteur-4", "deleted", queue=AUTO_DELETED, orphans=2),
+        note("reaper-3", "reaped", queue=AUTO_DELETED),
+        note("reaper-3", "reaped", queue=f"{AUTO_DELETED}.dead"),
+        note("publisher0-1", "made", queue=AUTO_DELETED),
+        note("consumer-2", "made", queue=AUTO_DELETED),
+        note("consumer-2", "adopted", queue=AUTO_DELETED, count=2),
+        note("consumer-2", "woken", seconds=0.002),
+    ]
+
+
+GOOD_REMAINS = {"dead": frozenset({5}), "marks": ((1, "published"), (2, "published"), (2, "handled"))}
+
+
+def close(notes: list[Note], killed: str = "", **remains: Any):
+    ledger = Ledger({AUTO_DELETED}, killed={killed} if killed else set())
+    for source, details in notes:
+        ledger.read(source, details)
+    return ledger.close(Remains(**{**GOOD_REMAINS, **remains}), NOW)
+
+
+def without(what: str, **details: Any) -> list[Note]:
+    """Return the good run without the notes that match."""
+    return [
+        (source, noted)
+        for source, noted in good_run()
+        if noted["note"] != what or any(noted[key] != value for key, value in details.items())
+    ]
+
+
+def test_a_good_run_balances():
+    """Each message has one end, and the figures add up."""
+    verdict = close(good_run())
+    assert verdict.problems == []
+    figures = verdict.figures
+    assert figures["published"] == 5
+    assert (figures["handled"], figures["expired"], figures["dead"]) == (3, 1, 1)
+    assert (figures["lost"], figures["orphaned"], figures["redelivered"]) == (0, 0, 0)
+    assert (figures["queues_deleted"], figures["queues_reaped"], figures["healed"], figures["adopted"]) == (1, 1, 2, 2)
+    assert "The ledger balances." in text(verdict)
+
+
+def test_a_message_that_nobody_handled_is_lost():
+    """The notes of one message's handling removed: it is lost, and the run fails."""
+    verdict = close(without("handled", id=3))
+    assert verdict.figures["lost"] == 1
+    assert "1 messages are lost" in verdict.problems
+    assert "The ledger does not hold." in text(verdict)
+
+
+def test_an_expired_message_that_the_reaper_does_not_know_is_lost():
+    """What is gone after its time is expired only as far as the reaper says so."""
+    verdict = close(without("expired"))
+    assert (verdict.figures["expired"], verdict.figures["lost"]) == (0, 1)
+    assert verdict.problems
+
+
+@pytest.mark.parametrize("what", ["orphaned", "waiting"])
+def test_a_message_that_is_left_over_is_told(what: str):
+    """A message that is still there at the end is not lost, but the run has failed."""
+    verdict = close(without("handled", id=3), **{what: frozenset({3})})
+    assert (verdict.figures[what], verdict.figures["lost"]) == (1, 0)
+    assert len(verdict.problems) == 1
+
+
+def test_handled_twice_needs_a_reason():
+    """A second handling is at-least-once delivery after a kill or a lost lease, and a fault otherwise."""
+    twice = [*good_run(), *delivered(3, delivery=2, source="consumer-9")]
+    assert close(twice, killed="consumer-2").problems == []
+    assert close(twice, killed="consumer-2").figures["handled_twice"] == 1
+    assert close([*twice, note("consumer-2", "lease_lost", ids=[3])]).problems == []
+    assert close(twice).problems == ["handled twice without a lost lease: 1 (3)"]
+
+
+@pytest.mark.parametrize(
+    ("notes", "remains", "problem"),
+    [
+        (delivered(6), {}, "messages of a rolled-back transaction were delivered: 1 (6)"),
+        (delivered(7), {}, "messages were delivered that nobody published: 1 (7)"),
+        (delivered(3), {}, "one delivery was handled twice: 1 ((3, 1))"),
+        ([], {"dead": frozenset({3, 5})}, "messages are there that were handled"),
+        (
+            [],
+            {"marks": (*GOOD_REMAINS["marks"], (2, "handled"))},
+            "a handler's own write committed twice: 1 ((2, 'handled'))",
+        ),
+        (
+            [],
+            {"marks": ((1, "published"),)},
+            "a publish and the write beside it did not commit together: 1 (2)",
+        ),
+        ([], {"missing_queues": 1}, "2 queues went, 2 came back, 1 are missing"),
+        (
+            [note("consumer-2", "made", queue="demo.standing")],
+            {},
+            "standing queues vanished: 1 (demo.standing)",
+        ),
+        (
+            [note("reaper-3", "expired", queue=AUTO_DELETED, count=1)],
+            {},
+            "the reaper expired 2 messages, at most 1 were due to",
+        ),
+    ],
+)
+def test_what_is_not_promised_is_a_problem(notes: list[Note], remains: dict[str, Any], problem: str):
+    """Whatever happened that must not is told in words, with some ids."""
+    assert problem in close([*good_run(), *notes], **remains).problems
+
+
+@pytest.mark.parametrize(
+    ("what", "problem"),
+    [
+        ("deleted", "not exercised: no queue was deleted by hand"),
+        ("reaped", "not exercised: no queue was reaped"),
+        ("made", "not exercised: no publisher healed a queue"),
+        ("adopted", "not exercised: no orphan was adopted"),
+    ],
+)
+def test_a_run_that_did_not_exercise_what_it_is_for_fails(what: str, problem: str):
+    """A run without deletion, reaping, healing or adoption proves nothing."""
+    assert problem in close(without(what)).problems
+
+
+def test_percentiles():
+    """In milliseconds, of what was measured; None of nothing."""
+    assert percentile([], 0.5) is None
+    assert percentile([0.001 * number for number in range(1, 101)], 0.99) == 100.0
+    assert percentile([0.002], 0.5) == 2.0
