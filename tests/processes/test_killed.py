@@ -85,7 +85,7 @@ def test_a_stalled_worker_settles_nothing_that_is_no_longer_its_own(tmp_path: Pa
             payload={"mark": str(mark), "hold": str(hold_second), "times": 2, "fail": "on purpose"}
         )
         hold.touch()
-        with worker(queues=queues) as current:
+        with worker(queues=queues):
             wait_until(mark.exists)
             before = MessageQueueItem.objects.filter(payload__has_key="mark").values().get()
             assert before["delivery_count"] == 2

@@ -1,0 +1,179 @@
+"""Leases in a running consumer: extended while held, not trusted when old, given up at the timeout."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_pgqueue import Message, Queue
+from django_pgqueue.consumer import Consumer, Held
+from django_pgqueue.models import MessageQueueItem
+from tests.support import connect, payloads, wait_until
+from tests.workers import consuming
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def short(settings: Any) -> Iterator[None]:
+    settings.PGQUEUE = {"LEASE": 0.9, "POLL_INTERVAL": 0.3}
+    yield
+
+
+def is_leased() -> bool:
+    return MessageQueueItem.objects.leased().exists()
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_handler_longer_than_the_lease_is_started_once(is_async: bool) -> None:
+    """
+    Case B40: three consumers, handlers of more than two leases: one start for each message.
+
+    The messages that wait behind them keep their leases as well.
+    """
+    queue = Queue("q")
+    queue.publish_many(list(range(6)))
+    started: list[Any] = []
+
+    def handle(message: Message) -> None:
+        started.append(message.payload)
+        time.sleep(2)
+
+    async def handle_async(message: Message) -> None:
+        started.append(message.payload)
+        await asyncio.sleep(2)
+
+    handler = queue.make_handler(handle_async if is_async else handle, concurrency=2)
+    with consuming(Consumer([handler])), consuming(Consumer([handler])), consuming(Consumer([handler])):
+        wait_until(lambda: not payloads("q"))
+    assert sorted(started) == list(range(6))
+
+
+def test_a_lease_is_extended_at_least_twice_while_it_lasts() -> None:
+    """A third of the lease is the interval: one extension may fail."""
+    queue = Queue("q", lease=3)
+    queue.publish(1)
+    ends: set[Any] = set()
+    go_on = threading.Event()
+    with consuming(Consumer([queue.make_handler(lambda message: go_on.wait(20))])):
+        wait_until(is_leased)
+        ends_at = time.monotonic() + 3
+        while time.monotonic() < ends_at:
+            ends.add(MessageQueueItem.objects.get().lease_expires_at)
+            time.sleep(0.05)
+        go_on.set()
+    assert len(ends) >= 3
+
+
+def test_a_lease_is_no_longer_extended_after_the_handlers_timeout() -> None:
+    """A handler that hangs keeps its message for a while, not for ever: another consumer takes over."""
+    queue = Queue("q")
+    queue.publish(1)
+    go_on = threading.Event()
+    seen: list[int] = []
+    first = Consumer([queue.make_handler(lambda message: go_on.wait(20), timeout=1.2)])
+    second = Consumer([queue.make_handler(lambda message: seen.append(message.delivery_count))])
+    with consuming(first):
+        wait_until(is_leased)
+        began = time.monotonic()
+        with consuming(second):
+            wait_until(lambda: seen == [2])
+            assert time.monotonic() - began > 1
+            wait_until(lambda: not payloads("q"))
+        go_on.set()
+
+
+def test_a_message_whose_lease_was_taken_is_not_started() -> None:
+    """What waits behind a long handler leaves the buffer when its extension finds no row."""
+    queue = Queue("q")
+    queue.publish_many([1, 2])
+    go_on = threading.Event()
+    started: list[Any] = []
+
+    def handle(message: Message) -> None:
+        started.append(message.payload)
+        go_on.wait(20)
+
+    consumer = Consumer([queue.make_handler(handle)])
+    with consuming(consumer):
+        wait_until(lambda: started == [1])
+        with connect() as admin:
+            admin.execute(
+                "UPDATE django_pgqueue_messagequeueitem SET lease_token = gen_random_uuid(),"
+                " lease_expires_at = now() + interval '1 hour' WHERE payload = '2'"
+            )
+        (lane,) = consumer._lanes
+        wait_until(lambda: [held for held in list(lane.held.values()) if held.lost])
+        go_on.set()
+        wait_until(lambda: len(lane.held) == 0)
+    assert started == [1]
+    (row,) = MessageQueueItem.objects.values("delivery_count", "failures")
+    assert row == {"delivery_count": 1, "failures": None}
+
+
+def test_nothing_starts_on_an_old_confirmation() -> None:
+    """A process that was stopped and goes on finds that half a lease has passed since the last extension."""
+    queue = Queue("q", lease=60)
+    consumer = Consumer([queue.make_handler(print)])
+    (lane,) = consumer._lanes
+    queue.publish(1)
+    (message,) = queue.claim()
+    now = time.monotonic()
+    assert consumer._may_start(lane, Held(message, now - 29))
+    assert not consumer._may_start(lane, Held(message, now - 31))
+    assert not consumer._may_start(lane, Held(message, now, lost=True))
+
+
+def test_waiting_messages_of_an_old_confirmation_are_given_back_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are claimed again, once each, and handled."""
+    queue = Queue("q", lease=60)
+    queue.publish_many([1, 2, 3])
+    seen: list[tuple[Any, int]] = []
+    consumer = Consumer([queue.make_handler(lambda message: seen.append((message.payload, message.delivery_count)))])
+    real = Consumer._may_start
+    refused: list[int] = []
+
+    def may_start(self: Consumer, lane: Any, held: Held) -> bool:
+        if len(refused) < 3:
+            # As if the process had been stopped between the claim and now.
+            refused.append(held.message.id)
+            held.confirmed -= 100
+        return real(self, lane, held)
+
+    monkeypatch.setattr(Consumer, "_may_start", may_start)
+    with consuming(consumer):
+        wait_until(lambda: not payloads("q"))
+    assert sorted(seen) == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_an_outage_of_the_lease_connection_is_survived() -> None:
+    """Its backend is terminated: it connects again in time, and the handler is not run twice."""
+    queue = Queue("q", lease=2)
+    queue.publish(1)
+    started: list[int] = []
+    go_on = threading.Event()
+
+    def handle(message: Message) -> None:
+        started.append(message.delivery_count)
+        go_on.wait(20)
+
+    with consuming(Consumer([queue.make_handler(handle)])), consuming(Consumer([queue.make_handler(handle)])):
+        wait_until(lambda: started == [1])
+        wait_until(_terminate_lease_connections)
+        time.sleep(3)
+        assert started == [1]
+        go_on.set()
+        wait_until(lambda: not payloads("q"))
+    assert started == [1]
+
+
+def _terminate_lease_connections() -> bool:
+    with connect() as admin:
+        gone = admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'django_pgqueue leases'"
+        ).fetchall()
+    return bool(gone)
