@@ -9,9 +9,11 @@ Two rules hold for all of them:
 * Rows are taken by ids gathered in a CTE or an array first. A subquery that the planner may run
   again would lock more rows than it was asked for.
 
-A ``LIMIT (SELECT …)`` stands where a walk must follow the claim index: the planner then expects to
-read a tenth of the walk and keeps the index's order, even when its statistics are from the time
-when the table was empty. With a plain constant it may read and sort the whole backlog.
+A walk that must follow an index reads ``FROM item, generate_series(1, (SELECT 1)) AS once`` with a
+plain ``LIMIT``. It joins one row, which the planner takes for a thousand: it then expects that
+sorting costs a thousand times more than it saves, and keeps the index's order whatever its
+statistics say of the table (from when it was empty, or not yet full: it believes that the walk is
+one row long, and would fetch and sort the whole backlog).
 """
 
 # --- Queues ---------------------------------------------------------------------------------------
@@ -204,24 +206,26 @@ WITH queue AS MATERIALIZED (
     WHERE name = %(name)s AND paused_at IS NULL
 ), due AS MATERIALIZED (
     SELECT id, read_after, delivery_count, lease_expires_at IS NOT NULL AS lapsed
-    FROM django_pgqueue_messagequeueitem
+    FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
     WHERE queue_id = (SELECT name FROM queue)
       AND read_after <= statement_timestamp()
       AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
       AND (expires_at IS NULL OR expires_at > statement_timestamp())
     ORDER BY read_after, id
-    LIMIT (SELECT %(limit)s)
-    FOR UPDATE SKIP LOCKED
+    LIMIT %(limit)s
+    FOR UPDATE OF item SKIP LOCKED
 ), ready AS MATERIALIZED (
-    SELECT id, delivery_count, lease_expires_at IS NOT NULL AS lapsed
-    FROM django_pgqueue_messagequeueitem
-    WHERE queue_id = (SELECT name FROM queue)
-      AND read_after IS NULL
-      AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
-      AND (expires_at IS NULL OR expires_at > statement_timestamp())
-    ORDER BY read_after, id
+    SELECT *
+    FROM (SELECT id, delivery_count, lease_expires_at IS NOT NULL AS lapsed
+          FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
+          WHERE queue_id = (SELECT name FROM queue)
+            AND read_after IS NULL
+            AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+            AND (expires_at IS NULL OR expires_at > statement_timestamp())
+          ORDER BY read_after, id
+          LIMIT %(limit)s
+          FOR UPDATE OF item SKIP LOCKED) AS walk
     LIMIT (SELECT greatest(%(limit)s - count(*), (%(limit)s + 1) / 2) FROM due)
-    FOR UPDATE SKIP LOCKED
 ), candidate AS MATERIALIZED (
     SELECT id, delivery_count, lapsed, row_number() OVER (ORDER BY read_after, id) AS place FROM due
     UNION ALL
@@ -265,13 +269,17 @@ UNION ALL
 NEXT_LOOK = """
 SELECT EXISTS (SELECT FROM django_pgqueue_messagequeue WHERE name = %(name)s),
        (SELECT extract(epoch FROM read_after - statement_timestamp())::float8
-        FROM django_pgqueue_messagequeueitem
+        FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
         WHERE queue_id = %(name)s
           AND read_after > statement_timestamp() - interval '1 second'
           AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
         ORDER BY read_after, id
-        LIMIT (SELECT 1)),
-       EXISTS (SELECT FROM django_pgqueue_messagequeueitem WHERE orphaned_from = %(name)s)
+        LIMIT 1),
+       (SELECT id
+        FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+        WHERE orphaned_from = %(name)s
+        ORDER BY orphaned_from, id
+        LIMIT 1) IS NOT NULL
 """
 
 # EXTEND - prolong leases that are still the caller's.
@@ -462,7 +470,11 @@ WHERE last_heartbeat < statement_timestamp() - %(age)s * interval '1 second'
 ORPHANED_NAMES = """
 SELECT queue.name
 FROM django_pgqueue_messagequeue AS queue
-WHERE EXISTS (SELECT FROM django_pgqueue_messagequeueitem WHERE orphaned_from = queue.name)
+WHERE (SELECT id
+       FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+       WHERE orphaned_from = queue.name
+       ORDER BY orphaned_from, id
+       LIMIT 1) IS NOT NULL
 ORDER BY queue.name
 """
 
@@ -476,11 +488,11 @@ WITH queue AS MATERIALIZED (
     SELECT name FROM django_pgqueue_messagequeue WHERE name = %(name)s FOR KEY SHARE
 ), orphan AS MATERIALIZED (
     SELECT id
-    FROM django_pgqueue_messagequeueitem
+    FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
     WHERE orphaned_from = (SELECT name FROM queue)
     ORDER BY orphaned_from, id
-    LIMIT (SELECT %(limit)s)
-    FOR UPDATE SKIP LOCKED
+    LIMIT %(limit)s
+    FOR UPDATE OF item SKIP LOCKED
 )
 UPDATE django_pgqueue_messagequeueitem
 SET queue_id = orphaned_from,
@@ -535,16 +547,16 @@ SELECT head.id, queue.name
 FROM django_pgqueue_messagequeue AS queue
 CROSS JOIN LATERAL (
     (SELECT id, lease_expires_at, delivery_count
-     FROM django_pgqueue_messagequeueitem
+     FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
      WHERE queue_id = queue.name AND read_after <= statement_timestamp()
      ORDER BY read_after, id
-     LIMIT (SELECT %(limit)s))
+     LIMIT %(limit)s)
     UNION ALL
     (SELECT id, lease_expires_at, delivery_count
-     FROM django_pgqueue_messagequeueitem
+     FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
      WHERE queue_id = queue.name AND read_after IS NULL
      ORDER BY read_after, id
-     LIMIT (SELECT %(limit)s))
+     LIMIT %(limit)s)
 ) AS head
 WHERE head.lease_expires_at <= statement_timestamp()
   AND head.delivery_count >= queue.max_deliveries
@@ -556,7 +568,11 @@ SELECT name, extract(epoch FROM statement_timestamp() - last_active)::float8
 FROM django_pgqueue_messagequeue AS queue
 WHERE auto_deleted
   AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second'
-  AND NOT EXISTS (SELECT FROM django_pgqueue_messagequeueitem WHERE queue_id = queue.name)
+  AND (SELECT id
+       FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+       WHERE queue_id = queue.name
+       ORDER BY read_after, id
+       LIMIT 1) IS NULL
 ORDER BY name
 """
 
@@ -592,7 +608,11 @@ DELETE FROM django_pgqueue_messagequeue AS queue
 WHERE name = %(name)s
   AND auto_deleted
   AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second'
-  AND NOT EXISTS (SELECT FROM django_pgqueue_messagequeueitem WHERE queue_id = queue.name)
+  AND (SELECT id
+       FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+       WHERE queue_id = queue.name
+       ORDER BY read_after, id
+       LIMIT 1) IS NULL
 RETURNING extract(epoch FROM statement_timestamp() - last_active)::float8
 """
 
