@@ -5,7 +5,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
 from django_pgqueue.conf import database_alias, settings
 from django_pgqueue.heartbeat import Heartbeat
@@ -25,7 +25,7 @@ class Command(BaseCommand):
             help="seconds between two heartbeats (default: HEARTBEAT_INTERVAL)",
         )
         parser.add_argument("--once", action="store_true", help="beat once and exit; fails if a queue is not there")
-        parser.add_argument("--database", help="alias of the database (default: DATABASE)")
+        parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import BaseCommand
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
 from django_pgqueue.conf import database_alias
 from django_pgqueue.loop import own_connection, run_every
@@ -36,7 +36,7 @@ class Command(BaseCommand):
         )
         parser.add_argument("--dry-run", action="store_true", help="tell which queues would go, change nothing")
         parser.add_argument("--format", choices=("text", "json"), default="text")
-        parser.add_argument("--database", help="alias of the database (default: DATABASE)")
+        parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])
