@@ -321,6 +321,23 @@ def test_a_standing_queue_is_declared_where_the_cache_is_cold_or_stale(publish, 
     assert payloads("orders") == [{"n": 2}]
 
 
+def test_two_threads_that_use_a_new_queue_first_both_succeed(publish, block):
+    """One finds it missing, the other makes it before the first can: that is a first use, not a vanished queue."""
+    queue = Queue("orders")
+    with Session() as other:
+        met = []
+
+        def meet(execute, statement, params, many, context):
+            result = execute(statement, params, many, context)
+            if "messagequeueitem" in statement and not met:
+                met.append(other.run(queue.publish, {"n": 1}))
+            return result
+
+        with connection.execute_wrapper(meet), block():
+            publish(queue, {"n": 2})
+    assert sorted(payload["n"] for payload in payloads("orders")) == [1, 2]
+
+
 def test_the_belief_in_a_queue_is_dropped_once_it_was_found_missing(publish):
     """The publish after QueueNotFound looks again, and a queue that is there again is used as it is."""
     queue = Queue("orders")
