@@ -7,9 +7,13 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from django.dispatch import receiver
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -19,6 +23,12 @@ DATABASE_FAULTS = (DatabaseError, InterfaceError)
 # Seconds between two attempts while the database is away: doubled up to the cap, with jitter.
 FIRST_RETRY = 0.1
 LONGEST_RETRY = 5.0
+
+# How often a loop runs a statement before it is prepared: psycopg's own default.
+PREPARE_THRESHOLD = 5
+
+# The connections of loops, open or not.
+_own: WeakSet[BaseDatabaseWrapper] = WeakSet()
 
 
 def dedicated_connection(alias: str, purpose: str) -> BaseDatabaseWrapper:
@@ -44,12 +54,32 @@ def own_connection(alias: str, purpose: str) -> Iterator[None]:
         yield
         return
     dedicated = dedicated_connection(alias, purpose)
+    # Values that are bound by the server: Django's other cursor never prepares a statement.
+    dedicated.settings_dict["OPTIONS"]["server_side_binding"] = True
+    _own.add(dedicated)
     connections[alias] = dedicated
     try:
         yield
     finally:
         connections[alias] = before
         dedicated.close()
+
+
+@receiver(connection_created)
+def _prepare_statements(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
+    """
+    Let a loop's few statements be planned once, not each time: planning a claim takes longer than running it.
+
+    Not through a pooler, which may give each transaction another session of the server. There the
+    process id that the protocol told at the start is not that of the session.
+    """
+    if connection not in _own:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        (pid,) = cursor.fetchone()
+    if pid == connection.connection.info.backend_pid:
+        connection.connection.prepare_threshold = PREPARE_THRESHOLD
 
 
 class Outage:
