@@ -648,8 +648,7 @@ def nack(
         using,
         sql.NACK,
         **_fence(messages),
-        delays=list(delays),
-        reasons=reasons,
+        told=json.dumps({message.id: told for message, *told in zip(messages, delays, reasons, strict=True)}),
         max_deliveries=declaration.max_deliveries,
     )
     spent = [message_id for message_id, given_back in rows if not given_back]
@@ -793,14 +792,15 @@ def expire(limit: int, using: str) -> tuple[int, int]:
     Returns how many were deleted and how many went to a configured dead-letter queue.
     """
     letters: dict[str, list[int]] = {}
-    for message_id, name in _run(using, sql.EXPIRED_TO_DEAD_LETTER, limit=limit):
-        letters.setdefault(name, []).append(message_id)
+    deleted: dict[str, int] = {}
+    for message_id, name, is_kept in _run(using, sql.EXPIRE, limit=limit):
+        if is_kept:
+            letters.setdefault(name, []).append(message_id)
+        else:
+            deleted[name] = deleted.get(name, 0) + 1
     moved = sum(
         len(dead_letter(Declaration(name), ids, None, "expired", using)) for name, ids in sorted(letters.items())
     )
-    deleted: dict[str, int] = {}
-    for (name,) in _run(using, sql.EXPIRE, limit=limit):
-        deleted[name] = deleted.get(name, 0) + 1
     for name, count in deleted.items():
         signals.messages_expired.send_robust(name, using=using, count=count)
     return sum(deleted.values()), moved

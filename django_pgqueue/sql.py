@@ -327,6 +327,8 @@ RETURNING id
 
 # NACK - give messages back, each due after its own delay, with a line in their history.
 # Messages delivered max_deliveries times are left as they are, for DEAD_LETTER.
+# %(told)s is a JSON object: delay and reason by id. Joined as arrays, the planner may compare every
+# message with every element.
 # Locks: the rows in id order.
 # Returns the ids that were still the caller's, and whether each was given back.
 NACK = """
@@ -343,7 +345,7 @@ WITH mine AS MATERIALIZED (
     WHERE mine.delivery_count < coalesce(queue.max_deliveries, %(max_deliveries)s)
 ), given_back AS (
     UPDATE django_pgqueue_messagequeueitem AS item
-    SET read_after = statement_timestamp() + told.delay * interval '1 second',
+    SET read_after = statement_timestamp() + (told.by_id -> item.id::text ->> 0)::float8 * interval '1 second',
         lease_expires_at = NULL,
         lease_token = NULL,
         failures = jsonb_path_query_array(
@@ -352,10 +354,10 @@ WITH mine AS MATERIALIZED (
                 'queue', coalesce(item.queue_id, item.orphaned_from),
                 'delivery_count', item.delivery_count,
                 'consumer', item.leased_by,
-                'reason', told.reason),
+                'reason', told.by_id -> item.id::text ->> 1),
             '$[last - 9 to last]')
-    FROM unnest(%(ids)s::bigint[], %(delays)s::float8[], %(reasons)s::text[]) AS told (id, delay, reason)
-    WHERE item.id = ANY (ARRAY(SELECT id FROM fit)) AND told.id = item.id
+    FROM (SELECT %(told)s::jsonb) AS told (by_id)
+    WHERE item.id = ANY (ARRAY(SELECT id FROM fit))
     RETURNING item.id
 )
 SELECT mine.id, given_back.id IS NOT NULL
@@ -386,7 +388,8 @@ RETURNING id
 # DEAD_LETTER - set messages aside: to the dead-letter queue of the queue they are on. The move
 # clears expiry, lease and count, which are kept in the history. A queue named *.dead for which none
 # is configured parks its failures: they stay, due in the year 9000, until somebody redrives them.
-# Fenced by token, or, with %(tokens)s null, only what nobody holds.
+# Fenced by token; with %(tokens)s null, only what nobody holds and what still is expired or spent:
+# several consumers and reapers may find the same message, and it must move once.
 # Locks: the messages in id order, then KEY SHARE on the target's row, in name order.
 # Returns the ids taken, their target (null: parked) and whether each was moved (false: the target
 # does not exist yet).
@@ -396,7 +399,11 @@ WITH mine AS MATERIALIZED (
     FROM django_pgqueue_messagequeueitem
     WHERE id = ANY (%(ids)s)
       AND CASE WHEN %(tokens)s::uuid[] IS NULL
-               THEN lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp()
+               THEN (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+                    AND (expires_at <= statement_timestamp()
+                         OR delivery_count >= (SELECT max_deliveries
+                                               FROM django_pgqueue_messagequeue
+                                               WHERE name = queue_id))
                ELSE (id, lease_token) IN (SELECT * FROM unnest(%(ids)s::bigint[], %(tokens)s::uuid[]))
           END
     ORDER BY id
@@ -504,39 +511,30 @@ RETURNING id
 
 # --- Reaping --------------------------------------------------------------------------------------
 
-# EXPIRE - delete a batch of expired messages that nobody holds and that no dead-letter queue was
-# configured for. Orphans expire as well.
+# EXPIRE - take a batch of expired messages that nobody holds, orphans as well, and delete those for
+# which no dead-letter queue was configured.
+# One walk for both kinds: a search for one of them would read past all of the other kind each time.
 # Locks: the batch, skipping what others hold.
 # Index: django_pgqueue_item_expiry_idx.
-# Returns the queue of each.
+# Returns id, queue, and whether it is still there, for DEAD_LETTER to move.
 EXPIRE = """
-WITH gone AS MATERIALIZED (
-    SELECT item.id
-    FROM django_pgqueue_messagequeueitem AS item
-    WHERE item.expires_at <= statement_timestamp()
-      AND (item.lease_expires_at IS NULL OR item.lease_expires_at <= statement_timestamp())
-      AND NOT EXISTS (SELECT FROM django_pgqueue_messagequeue AS queue
-                      WHERE queue.name = item.queue_id AND queue.dead_letter IS NOT NULL)
-    ORDER BY item.expires_at
-    LIMIT (SELECT %(limit)s)
+WITH expired AS MATERIALIZED (
+    SELECT id,
+           coalesce(queue_id, orphaned_from) AS name,
+           coalesce((SELECT dead_letter IS NOT NULL
+                     FROM django_pgqueue_messagequeue
+                     WHERE name = queue_id), false) AS is_kept
+    FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
+    WHERE expires_at <= statement_timestamp()
+      AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+    ORDER BY expires_at
+    LIMIT %(limit)s
     FOR UPDATE OF item SKIP LOCKED
+), gone AS (
+    DELETE FROM django_pgqueue_messagequeueitem
+    WHERE id = ANY (ARRAY(SELECT id FROM expired WHERE NOT is_kept))
 )
-DELETE FROM django_pgqueue_messagequeueitem
-WHERE id = ANY (ARRAY(SELECT id FROM gone))
-RETURNING coalesce(queue_id, orphaned_from)
-"""
-
-# EXPIRED_TO_DEAD_LETTER - find a batch of expired messages whose queue has a configured dead-letter
-# queue; DEAD_LETTER moves them.
-EXPIRED_TO_DEAD_LETTER = """
-SELECT item.id, item.queue_id
-FROM django_pgqueue_messagequeueitem AS item
-JOIN django_pgqueue_messagequeue AS queue ON queue.name = item.queue_id
-WHERE item.expires_at <= statement_timestamp()
-  AND (item.lease_expires_at IS NULL OR item.lease_expires_at <= statement_timestamp())
-  AND queue.dead_letter IS NOT NULL
-ORDER BY item.expires_at
-LIMIT (SELECT %(limit)s)
+SELECT id, name, is_kept FROM expired
 """
 
 # EXHAUSTED - find lapsed messages that were delivered max_deliveries times. A claim that meets one
@@ -595,8 +593,11 @@ WHERE (item.lease_expires_at > statement_timestamp()) IS NOT TRUE
 # Two statements, because the second must have a snapshot that is younger than the lock: a message
 # committed between the snapshot and the lock of a single statement would be cut loose.
 # Locks: the queue's row FOR UPDATE. A publisher in flight holds KEY SHARE on it: skipped.
+# Index: the claim index. The foreign key's own search for messages is a statement that the server
+# plans once in a session; a plan from when the table was empty scans the table at every deletion,
+# so that this transaction wants it planned anew.
 LOCK_IDLE_QUEUE = """
-SELECT name
+SELECT name, set_config('plan_cache_mode', 'force_custom_plan', true)
 FROM django_pgqueue_messagequeue
 WHERE name = %(name)s
   AND auto_deleted

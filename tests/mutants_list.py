@@ -101,8 +101,8 @@ MUTANTS = (
         NOT_LOST,
         "the reaper deletes queues that hold messages",
         "sql.py",
-        "  AND NOT EXISTS (SELECT FROM django_pgqueue_messagequeueitem WHERE queue_id = queue.name)\nRETURNING extract",
-        "RETURNING extract",
+        "       LIMIT 1) IS NULL\nRETURNING extract",
+        "       LIMIT 0) IS NULL\nRETURNING extract",
         ("tests/test_reaper.py",),
     ),
     Mutant(
@@ -125,9 +125,9 @@ MUTANTS = (
         NOT_LOST,
         "messages expire under a live lease",
         "sql.py",
-        "      AND (item.lease_expires_at IS NULL OR item.lease_expires_at <= statement_timestamp())\n"
-        "      AND NOT EXISTS",
-        "      AND NOT EXISTS",
+        "    WHERE expires_at <= statement_timestamp()\n"
+        "      AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())\n",
+        "    WHERE expires_at <= statement_timestamp()\n",
         ("tests/test_reaper.py::test_nothing_expires_under_a_live_lease",),
     ),
     Mutant(
@@ -150,9 +150,9 @@ MUTANTS = (
         DELIVERED_AGAIN,
         "a lapsed lease is never ready",
         "sql.py",
-        "      AND read_after IS NULL\n"
-        "      AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())\n",
-        "      AND read_after IS NULL\n      AND lease_expires_at IS NULL\n",
+        "            AND read_after IS NULL\n"
+        "            AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())\n",
+        "            AND read_after IS NULL\n            AND lease_expires_at IS NULL\n",
         ("tests/test_claiming.py",),
     ),
     Mutant(
