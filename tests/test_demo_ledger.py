@@ -6,9 +6,11 @@ import pytest
 
 from example_project.demo.ledger import Ledger, Remains, percentile
 from example_project.demo.report import text
+from example_project.demo.run import SETTINGS
 
 NOW = 1_000.0
 AUTO_DELETED = "demo.visited"
+LEASE = SETTINGS["LEASE"]
 
 Note = tuple[str, dict[str, Any]]
 
@@ -21,10 +23,11 @@ def published(*ids: int, expires_at: float | None = None, marked: bool = False) 
     return note("publisher0-1", "published", ids=list(ids), expires_at=expires_at, marked=marked)
 
 
-def delivered(message_id: int, delivery: int = 1, source: str = "consumer-2") -> list[Note]:
+def delivered(message_id: int, delivery: int = 1, source: str = "consumer-2", after: float = 0) -> list[Note]:
+    at = NOW - 10 + after
     return [
-        note(source, "started", id=message_id, delivery=delivery),
-        note(source, "handled", id=message_id, delivery=delivery),
+        note(source, "started", id=message_id, delivery=delivery, at=at),
+        note(source, "handled", id=message_id, delivery=delivery, at=at),
     ]
 
 
@@ -111,11 +114,19 @@ def test_a_message_that_is_left_over_is_told(what: str):
 
 def test_handled_twice_needs_a_reason():
     """A second handling is at-least-once delivery after a kill or a lost lease, and a fault otherwise."""
-    twice = [*good_run(), *delivered(3, delivery=2, source="consumer-9")]
+    twice = [*good_run(), *delivered(3, delivery=2, source="consumer-9", after=LEASE)]
     assert close(twice, killed="consumer-2").problems == []
     assert close(twice, killed="consumer-2").figures["handled_twice"] == 1
     assert close([*twice, note("consumer-2", "lease_lost", ids=[3])]).problems == []
     assert close(twice).problems == ["handled twice without a lost lease: 1 (3)"]
+
+
+def test_a_delivery_under_the_lease_of_another_is_a_problem():
+    """Again within half a lease is too early, whoever was killed, unless the first one was given back."""
+    early = [*good_run(), *delivered(3, delivery=2, source="consumer-9", after=LEASE / 4)]
+    problem = "messages were delivered again under a live lease: 1 (3)"
+    assert problem in close(early, killed="consumer-2").problems
+    assert close([*early, note("consumer-2", "failed", id=3)]).problems == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,10 @@ promised? Did the run exercise what it is for?
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
+
+from example_project.demo.run import SETTINGS
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,11 @@ class Ledger:
     published: dict[int, float | None] = field(default_factory=dict)
     marked: set[int] = field(default_factory=set)
     rolled_back: set[int] = field(default_factory=set)
-    #: Each message's deliveries that began, and those that ended well, by who noted it.
-    started: Counter[int] = field(default_factory=Counter)
+    #: When each message's deliveries began, when one failed, and who noted that one ended well.
+    started: dict[int, list[float]] = field(default_factory=dict)
     handled: dict[int, list[str]] = field(default_factory=dict)
     deliveries: Counter[tuple[int, int]] = field(default_factory=Counter)
-    failed: set[int] = field(default_factory=set)
+    failed: dict[int, list[float]] = field(default_factory=dict)
     lease_lost: set[int] = field(default_factory=set)
     #: Messages that the reaper says it expired.
     reaped_messages: int = 0
@@ -78,7 +81,7 @@ class Ledger:
         self.rolled_back.update(note["ids"])
 
     def _read_started(self, source: str, note: dict[str, Any]) -> None:
-        self.started[note["id"]] += 1
+        self.started.setdefault(note["id"], []).append(note["at"])
 
     def _read_handled(self, source: str, note: dict[str, Any]) -> None:
         self.handled.setdefault(note["id"], []).append(source)
@@ -90,7 +93,7 @@ class Ledger:
         (self.wake_ups if self.is_quiet else self.busy_wake_ups).append(note["seconds"])
 
     def _read_failed(self, source: str, note: dict[str, Any]) -> None:
-        self.failed.add(note["id"])
+        self.failed.setdefault(note["id"], []).append(note["at"])
 
     def _read_lease_lost(self, source: str, note: dict[str, Any]) -> None:
         self.lease_lost.update(note["ids"])
@@ -135,7 +138,7 @@ class Ledger:
         figures: dict[str, Any] = {
             "published": len(published),
             "handled": len(handled),
-            "redelivered": sum(count > 1 for count in self.started.values()),
+            "redelivered": sum(len(starts) > 1 for starts in self.started.values()),
             "handled_twice": sum(len(ends) > 1 for ends in self.handled.values()),
             "expired": expired,
             "dead": len(dead - handled),
@@ -174,6 +177,20 @@ class Ledger:
             or not self.killed.isdisjoint(self.handled[message_id])
         )
 
+    def _came_too_early(self, message_id: int) -> bool:
+        """
+        Tell whether a delivery began while the one before it had a lease.
+
+        Nothing starts in the second half of a lease, so what was not given back comes again after half a
+        lease at the soonest.
+        """
+        starts = sorted(self.started[message_id])
+        return any(
+            later - earlier < SETTINGS["LEASE"] / 2
+            and not any(earlier <= at <= later for at in self.failed.get(message_id, ()))
+            for earlier, later in pairwise(starts)
+        )
+
     def _not_accounted(self, figures: dict[str, Any], remains: Remains) -> list[str]:
         ends = ("handled", "expired", "dead", "orphaned", "waiting", "lost")
         checks = {
@@ -196,6 +213,9 @@ class Ledger:
         checks = {
             "messages of a rolled-back transaction were delivered": unpublished & self.rolled_back,
             "messages were delivered that nobody published": unpublished - self.rolled_back,
+            "messages were delivered again under a live lease": [
+                one for one in self.started if self._came_too_early(one)
+            ],
             "one delivery was handled twice": [key for key, count in self.deliveries.items() if count > 1],
             "handled twice without a lost lease": [one for one in twice if not self._may_lack_ack(one)],
             "a handler's own write committed twice": [key for key, count in marks.items() if count > 1],

@@ -29,7 +29,7 @@ LINES = (
     ("wakeup_p50_ms", "wake-up p50 ms", "from the call of publish() to the handler's start, all queues at rest"),
     ("wakeup_p99_ms", "wake-up p99 ms", "  by one probe at a time, after the load"),
     ("busy_wakeup_p50_ms", "  busy p50 ms", "the same under load: its queue is empty,"),
-    ("busy_wakeup_p99_ms", "  busy p99 ms", "  but its consumers also handle all the others"),
+    ("busy_wakeup_p99_ms", "  busy p99 ms", "  but its consumers handle all the others too, and one is killed"),
 )
 
 
