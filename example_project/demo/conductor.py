@@ -145,7 +145,8 @@ class Conductor:
                 raise ChildFailed(f"the {child.role} has ended before it was told to")
         self._visit()
         self._read()
-        if not self.ledger.killed and len(self.ledger.handled) >= KILL_AFTER * self.run_.messages:
+        is_time = len(self.ledger.handled) >= KILL_AFTER * self.run_.messages and not self.ledger.is_quiet
+        if is_time and not self.ledger.killed:
             self._kill(self._consumers[0])
         self.watch(self.ledger)
 

@@ -12,7 +12,7 @@ from django.conf import settings
 from example_project.demo.run import Run
 
 # Seconds that children get to end after SIGTERM.
-GRACE = 20.0
+GRACE = 30.0
 # Lines of a child's output that an error quotes.
 QUOTED = 15
 
