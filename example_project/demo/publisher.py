@@ -186,7 +186,7 @@ class Publisher:
         return next(self.payloads)
 
     def batch(self) -> int:
-        return min(random.randint(5, 80), self.left)
+        return min(random.randint(5, 80), self.left - self.reserved())
 
     def committed(
         self, queue: Queue, ids: list[int], *, delay: float = 0, ttl: float | None = None, marked: bool = False
