@@ -1,0 +1,83 @@
+"""The benchmarks run, and README shows the table of the last full run. The figures are not judged here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import harness, readme
+from benchmarks.__main__ import NAMES
+
+
+def run_quick(name: str, folder: Path) -> dict[str, Any]:
+    """Run the quick form of a benchmark as one does, and return what it wrote."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", name, "--quick", "--output", str(folder)],
+        cwd=harness.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    assert harness.table(result["rows"]) in done.stdout
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_quick_form_runs(name: str, tmp_path: Path) -> None:
+    """It ends well, prints its table, and its JSON tells what it was measured on; the host is nobody's business."""
+    result = run_quick(name, tmp_path)
+    assert result["rows"]
+    assert result["targets"]
+    assert result["machine"]["fsync"] == result["machine"]["synchronous_commit"] == "on"
+    assert {"cpu", "cores", "memory_gib", "python", "django", "psycopg", "postgresql"} <= result["machine"].keys()
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    """What slows a whole round down, the baseline too, does not change the ratio."""
+    spread = harness.ratio([100, 10, 90], [200, 20, 180])
+    assert spread == harness.Spread(0.5, 0.5, 0.5)
+
+
+def test_rounds_are_interleaved() -> None:
+    """A B A B, not A A B B."""
+    order: list[str] = []
+    harness.interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
+    assert order == ["a", "b", "a", "b"]
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    """The 99th of a hundred is the last but none beyond it."""
+    assert harness.percentile(range(100), 50) == 50
+    assert harness.percentile(range(100), 99) == 99
+    assert harness.percentile([7.0], 99) == 7.0
+
+
+def test_the_table_goes_between_the_markers() -> None:
+    """What stands there is replaced, what stands around it stays; without markers it is an error."""
+    result = {
+        "rows": [{"way": "ours", "messages/s": {"median": 4678, "min": 4600.5, "max": 5150}}],
+        "rounds": 5,
+        "date": "2026-11-30",
+        "machine": {"cores": 2, "cpu": "a processor", "postgresql": "18.6"},
+    }
+    text = readme.with_table("before\n<!-- benchmark: publish -->\nold\n<!-- /benchmark -->\nafter\n", result)
+    assert text.startswith("before\n<!-- benchmark: publish -->\n| way  | messages/s ")
+    assert text.endswith("<!-- /benchmark -->\nafter\n")
+    assert "| ours | 4,678 (4,600-5,150) |" in text
+    assert "old" not in text
+    assert readme.with_table(text, result) == text
+    with pytest.raises(ValueError, match="markers"):
+        readme.with_table("no markers", result)
+
+
+def test_readme_shows_the_last_full_run() -> None:
+    """The table in README is the one that results/publish.json gives."""
+    text = readme.README.read_text()
+    assert readme.with_table(text, json.loads((harness.RESULTS / "publish.json").read_text())) == text
