@@ -2,8 +2,9 @@
 
 import json
 import sys
-from argparse import ArgumentParser, FileType
+from argparse import ArgumentParser
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TextIO
 
 from django.core.management.base import BaseCommand, CommandError
@@ -22,7 +23,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", metavar="NAME")
-        parser.add_argument("file", nargs="?", metavar="FILE", type=FileType(encoding="utf-8"), default="-")
+        parser.add_argument("file", nargs="?", metavar="FILE", default="-", help="default: standard input")
         parser.add_argument("--delay", type=at_least(0.0), default=0.0, help="seconds until the messages are due")
         parser.add_argument("--ttl", type=at_least(0.001), help="seconds after which a due message expires")
         parser.add_argument(
@@ -35,8 +36,8 @@ class Command(BaseCommand):
         count = 0
         try:
             queue = find_queue(options["name"]) or Queue(options["name"], auto_deleted=options["auto_deleted"])
-            with transaction.atomic(using=queue.using):
-                for first, payloads in batches(options["file"]):
+            with opened(options["file"]) as lines, transaction.atomic(using=queue.using):
+                for first, payloads in batches(lines):
                     try:
                         queue.publish_many(payloads, delay=options["delay"], ttl=options["ttl"])
                     except PayloadError as error:
@@ -44,10 +45,15 @@ class Command(BaseCommand):
                     count += len(payloads)
         except DatabaseError as error:
             raise refusal(error) from error
-        except (PGQueueError, ValueError) as error:
+        except (PGQueueError, ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         if options["verbosity"] > 0 and sys.stdout.isatty():
             self.stdout.write(f"published {count} messages to {queue.name}")
+
+
+def opened(name: str) -> AbstractContextManager[TextIO]:
+    """Open a file of lines. Standard input is "-", and stays open."""
+    return nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8")
 
 
 def batches(lines: TextIO) -> Iterator[tuple[int, list[Any]]]:
