@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import psycopg
@@ -64,6 +65,9 @@ SELECT name, %(payload)s::jsonb, %(headers)s::jsonb FROM ensure_queue
 RETURNING id
 """
 PLAIN_INSERT = sql.PUBLISH.replace("django_pgqueue_messagequeueitem", "benchmark_item")
+
+#: In the processes of ``by_python``: what lets them start together.
+together: Barrier
 
 OLD, OURS, LIMIT, FROM_PYTHON = "ensure on every publish", "ours", "insert without foreign key", "Queue.publish"
 
@@ -103,7 +107,8 @@ def run(cluster: DevCluster, *, quick: bool) -> Report:
     report = Report("publish", "does one publisher wait for another? (32 to one queue)", rounds)
     with psycopg.connect(cluster.url, autocommit=True) as connection:
         connection.execute("CREATE TABLE benchmark_item (LIKE django_pgqueue_messagequeueitem INCLUDING ALL)")
-    with get_context("spawn").Pool(PROCESSES, initializer=set_up_django) as pool:
+    context = get_context("spawn")
+    with context.Pool(PROCESSES, initializer=set_up_process, initargs=[context.Barrier(PROCESSES)]) as pool:
         for part in (AUTOCOMMIT, HELD_OPEN, SLOW):
             ways: dict[str, Callable[[], Measured]] = {
                 name: partial(by_pgbench, cluster, part, statement, seconds)
@@ -216,19 +221,25 @@ def environment(cluster: DevCluster, settings: dict[str, str]) -> dict[str, str]
 def by_python(cluster: DevCluster, part: Part, pool: Pool, seconds: float) -> Measured:
     """Call ``Queue.publish`` in 32 threads of several processes."""
     prepare(cluster.url)
-    # All have connected by then.
-    start = time.monotonic() + 0.5
     with LockWaits(cluster.url) as lock_waits:
-        found = pool.starmap(publish_in_threads, [(part, start, start + seconds)] * PROCESSES, chunksize=1)
+        found = pool.starmap(publish_in_threads, [(part, seconds)] * PROCESSES, chunksize=1)
     latencies = [latency for latencies in found for latency in latencies]
     return Measured(len(latencies) / seconds, lock_waits.share, latencies)
 
 
-def publish_in_threads(part: Part, start: float, end: float) -> list[float]:
-    """Be one of the processes. Returns the seconds that each transaction took."""
+def set_up_process(barrier: Barrier) -> None:
+    """Be one of the processes: ``barrier`` lets them start together."""
+    global together
+    together = barrier
+    set_up_django()
+
+
+def publish_in_threads(part: Part, seconds: float) -> list[float]:
+    """Publish for so long, once all processes are there. Returns the seconds that each transaction took."""
     latencies: list[float] = []
-    arguments = (part, start, end, latencies)
-    threads = [threading.Thread(target=publish_until, args=arguments) for _ in range(PUBLISHERS // PROCESSES)]
+    connected = threading.Barrier(PUBLISHERS // PROCESSES, action=together.wait)
+    arguments = (part, seconds, connected, latencies)
+    threads = [threading.Thread(target=publish_for, args=arguments) for _ in range(connected.parties)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -236,7 +247,7 @@ def publish_in_threads(part: Part, start: float, end: float) -> list[float]:
     return latencies
 
 
-def publish_until(part: Part, start: float, end: float, latencies: list[float]) -> None:
+def publish_for(part: Part, seconds: float, connected: threading.Barrier, latencies: list[float]) -> None:
     from django.db import connection, transaction
 
     from django_pgqueue import Queue
@@ -245,7 +256,8 @@ def publish_until(part: Part, start: float, end: float, latencies: list[float]) 
     with connection.cursor() as cursor:
         for name, value in part.settings.items():
             cursor.execute("SELECT set_config(%s, %s, false)", [name, value])
-    time.sleep(max(start - time.monotonic(), 0))
+    connected.wait()
+    end = time.monotonic() + seconds
     while (before := time.monotonic()) < end:
         if part.held_open is None:
             queue.publish(PAYLOAD)

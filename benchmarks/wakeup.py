@@ -44,7 +44,7 @@ def run(cluster: DevCluster, *, quick: bool) -> Report:
     """Publish to both in turn and compare how long each takes."""
     from django_pgqueue import Queue
 
-    rounds, count = (2, 5) if quick else (7, 100)
+    rounds, count = (2, 5) if quick else (5, 100)
     report = Report("wakeup", "how soon does a handler start on an idle queue?", rounds)
     for name in QUEUES.values():
         Queue(name).declare()
