@@ -21,8 +21,10 @@ from example_project.settings import DATABASES, INSTALLED_APPS  # noqa: E402
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.testapp"]
 
 OPTIONS = DATABASES["default"].setdefault("OPTIONS", {})
+# A test that would wait for a lock for ever fails instead.
+OPTIONS["options"] = "-c lock_timeout=20s"
 if os.environ.get("PGQUEUE_TEST_POOL") == "1":
-    OPTIONS["pool"] = {"min_size": 0, "max_size": 10}
+    OPTIONS["pool"] = {"min_size": 0, "max_size": 40}
 if os.environ.get("PGQUEUE_TEST_SERVER_SIDE_BINDING") == "1":
     OPTIONS["server_side_binding"] = True
 

@@ -354,7 +354,7 @@ def test_the_belief_in_a_queue_is_dropped_once_it_was_found_missing(publish):
 
 def test_only_the_own_foreign_key_means_a_missing_queue():
     """Somebody's trigger that raises 23503 on the messages' table is not taken for a vanished queue."""
-    queue = Queue("tmp", auto_deleted=True)
+    queue = Queue("orders")
     queue.declare()
     fetch(
         """

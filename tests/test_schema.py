@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 from django.core.checks import run_checks
 from django.core.management import call_command
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.test.utils import override_settings
 
 from django_pgqueue import checks, sql
@@ -191,6 +191,25 @@ def test_wrong_settings_are_found(configured, expected):
         if isinstance(configured, dict):
             found += checks.check_engine(None)
     assert [message.id for message in found] == [f"django_pgqueue.{number}" for number in expected]
+
+
+def test_another_engine_is_an_error():
+    """E001: the queue's database must be PostgreSQL; the other checks keep quiet about it."""
+    default = connections.settings["default"]
+    connections.settings["lite"] = {
+        **default,
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": ":memory:",
+        "OPTIONS": {},
+    }
+    try:
+        with override_settings(PGQUEUE={"DATABASE": "lite"}):
+            (message,) = checks.check_engine(None)
+            assert checks.check_foreign_key(None, ["lite"]) == []
+    finally:
+        del connections["lite"]
+        del connections.settings["lite"]
+    assert message.id == "django_pgqueue.E001" and "sqlite" in message.msg
 
 
 def test_an_unknown_setting_names_the_nearest():
