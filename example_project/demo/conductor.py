@@ -98,7 +98,10 @@ class Conductor:
         processes.stop([*self._consumers, reaper])
         self._finish()
         self._read()
-        return self.ledger.close(tables.remains(self.auto_deleted), time.time())
+        remains = tables.remains(self.auto_deleted)
+        # For whoever looks into a run that failed: the tables will be gone.
+        (Path(self.run_.folder) / "remains.txt").write_text(f"killed: {self.ledger.killed}\n{remains}\n")
+        return self.ledger.close(remains, time.time())
 
     # --- Its parts ---
 

@@ -11,10 +11,10 @@ from example_project.demo.models import Mark
 from example_project.demo.notes import note
 
 
-def handle(message: Message) -> None:
+def handle(message: Message, *, is_atomic: bool = False) -> None:
     """Note the delivery, then its end. Both are in the file before the message is acked."""
     _start(message)
-    note("handled", id=message.id, delivery=message.delivery_count)
+    note("handled", id=message.id, delivery=message.delivery_count, atomic=is_atomic)
 
 
 async def handle_async(message: Message) -> None:
@@ -25,7 +25,7 @@ async def handle_async(message: Message) -> None:
 def handle_atomic(message: Message) -> None:
     """Do the same, with a row that commits with the ack."""
     Mark.objects.create(message_id=message.id, what="handled")
-    handle(message)
+    handle(message, is_atomic=True)
 
 
 def handle_probe(message: Message) -> None:

@@ -41,6 +41,8 @@ class Ledger:
     started: dict[int, list[float]] = field(default_factory=dict)
     handled: dict[int, list[str]] = field(default_factory=dict)
     deliveries: Counter[tuple[int, int]] = field(default_factory=Counter)
+    #: Messages of atomic handlers: what these noted holds only if their write is there.
+    atomic: set[int] = field(default_factory=set)
     failed: dict[int, list[float]] = field(default_factory=dict)
     lease_lost: set[int] = field(default_factory=set)
     #: Messages that the reaper says it expired.
@@ -86,6 +88,8 @@ class Ledger:
     def _read_handled(self, source: str, note: dict[str, Any]) -> None:
         self.handled.setdefault(note["id"], []).append(source)
         self.deliveries[note["id"], note["delivery"]] += 1
+        if note["atomic"]:
+            self.atomic.add(note["id"])
         if not self.is_quiet:
             self.last_end = max(self.last_end, note["at"])
 
@@ -124,7 +128,9 @@ class Ledger:
 
     def close(self, remains: Remains, now: float) -> "Verdict":
         """Balance the ledger. ``now``: epoch seconds at which the tables were read."""
-        published, handled = set(self.published), set(self.handled)
+        published = set(self.published)
+        written = {message_id for message_id, what in remains.marks if what == "handled"}
+        handled = {message_id for message_id in self.handled if message_id in written or message_id not in self.atomic}
         dead = remains.dead & published
         gone = published - handled - dead - remains.waiting - remains.orphaned
         # Nobody tells the ids of expired messages. They are those that are gone and whose time was up;
@@ -157,7 +163,7 @@ class Ledger:
             **self._speed(),
         }
         problems = [
-            *self._not_accounted(figures, remains),
+            *self._not_accounted(figures, handled, remains),
             *self._not_promised(remains),
             *self._not_exercised(),
         ]
@@ -174,7 +180,7 @@ class Ledger:
         return (
             message_id in self.failed
             or message_id in self.lease_lost
-            or not self.killed.isdisjoint(self.handled[message_id])
+            or not self.killed.isdisjoint(self.handled.get(message_id, ()))
         )
 
     def _came_too_early(self, message_id: int) -> bool:
@@ -191,16 +197,16 @@ class Ledger:
             for earlier, later in pairwise(starts)
         )
 
-    def _not_accounted(self, figures: dict[str, Any], remains: Remains) -> list[str]:
+    def _not_accounted(self, figures: dict[str, Any], handled: set[int], remains: Remains) -> list[str]:
+        # A message that was handled and then not acked may have expired, and lie in a dead-letter queue.
+        still_there = remains.waiting | remains.orphaned | {one for one in remains.dead if not self._may_lack_ack(one)}
         ends = ("handled", "expired", "dead", "orphaned", "waiting", "lost")
         checks = {
             f"{figures['lost']} messages are lost": figures["lost"],
             f"{figures['orphaned']} messages are orphaned": figures["orphaned"],
             f"{figures['waiting']} messages still wait": figures["waiting"],
             "the ends of the messages do not add up": figures["published"] - sum(figures[end] for end in ends),
-            "messages are there that were handled": len(
-                (remains.waiting | remains.orphaned | remains.dead) & set(self.handled)
-            ),
+            "messages are there that were handled": len(still_there & handled),
         }
         return [text for text, count in checks.items() if count]
 
