@@ -78,8 +78,12 @@ def _prepare_statements(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         (pid,) = cursor.fetchone()
-    if pid == connection.connection.info.backend_pid:
-        connection.connection.prepare_threshold = PREPARE_THRESHOLD
+        if pid == connection.connection.info.backend_pid:
+            connection.connection.prepare_threshold = PREPARE_THRESHOLD
+            # The plans are kept: one made while the table is empty must not scan it when it is full.
+            # Nor is a plan that is made once and runs for a millisecond worth compiling.
+            cursor.execute("SET enable_seqscan = off")
+            cursor.execute("SET jit = off")
 
 
 class Outage:
