@@ -50,6 +50,7 @@ def test_an_idle_empty_auto_deleted_queue_is_reaped(caplog):
     make_queue("idle", idle=3700, auto_deleted=True)
     make_queue("fresh", idle=3500, auto_deleted=True)
     make_queue("standing", idle=9_999_999)
+    assert Reaper("default", idle_for=3600).preview().queues == ["idle"]
     with caplog.at_level(logging.INFO, "django_pgqueue"):
         assert reap().queues == ["idle"]
     assert set(MessageQueue.objects.values_list("name", flat=True)) >= {"fresh", "standing"}
