@@ -37,8 +37,9 @@ DROP FUNCTION django_pgqueue_orphan_messages();
 
 # Every publish locks the queue's row, concurrent ones with a MultiXact, so the queue table (a few
 # rows) is vacuumed and frozen early and often. Messages come and go: their table is vacuumed after
-# thousands of dead rows and not after a fifth of it, and its pages keep room for the new row
-# version that a claim writes.
+# thousands of dead rows and not after a fifth of it. A claim writes a second version of each row,
+# mostly of all rows of a page at once: with half of each page free they stay on the page, the
+# indexes are left alone, and the table grows no larger than it would otherwise.
 STORAGE = """
 ALTER TABLE django_pgqueue_messagequeue SET (
     fillfactor = 50,
@@ -48,7 +49,7 @@ ALTER TABLE django_pgqueue_messagequeue SET (
     autovacuum_multixact_freeze_min_age = 0
 );
 ALTER TABLE django_pgqueue_messagequeueitem SET (
-    fillfactor = 85,
+    fillfactor = 50,
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_analyze_threshold = 5000,
