@@ -296,6 +296,24 @@ def test_suspects_are_handled_with_nothing_else_in_hand() -> None:
     assert max(beside.values()) > 1
 
 
+def test_a_suspect_waits_until_nothing_is_held(settings: Any) -> None:
+    """Met while another handler runs, it is left alone, and so is what was published meanwhile: it comes first."""
+    settings.PGQUEUE = {"POLL_INTERVAL": 0.1}
+    queue, gate = Queue("q"), Gate()
+    queue.publish("long")
+    consumer = Consumer([queue.make_handler(gate, concurrency=2)])
+    with consuming(consumer):
+        wait_until(lambda: gate.inside == ["long"])
+        make_message("q", "suspect", lease=-1)
+        wait_until(lambda: consumer._lanes[0].suspect_waiting)
+        queue.publish("fresh")
+        time.sleep(0.3)  # Three polls.
+        assert gate.seen == ["long"]
+        gate.open()
+        wait_until(lambda: len(gate.seen) == 3)
+    assert gate.seen == ["long", "suspect", "fresh"]
+
+
 def test_a_stream_of_suspects_does_not_starve_fresh_messages() -> None:
     """After a prefetch of suspects in a row, others within reach of the claim get a turn."""
     queue = Queue("q")
