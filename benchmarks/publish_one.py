@@ -50,7 +50,7 @@ def run(cluster: DevCluster, *, quick: bool) -> Report:
     from django_pgqueue import Queue
     from django_pgqueue.conf import settings
 
-    rounds, count = (2, 50) if quick else (15, 500)
+    rounds, count = (2, 50) if quick else (101, 80)
     report = Report("publish_one", "what does Queue.publish add to its one statement?", rounds)
     default = connections.settings["default"]
     connections.settings["prepared"] = {**default, "OPTIONS": {**default["OPTIONS"], **PREPARED}}
