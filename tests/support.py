@@ -237,7 +237,6 @@ def make_message(
 
     `lease`: when its lease ends; a negative one has lapsed. The queue's row must be there.
     """
-    item = MessageQueueItem.objects.create(queue_id=queue, payload={} if payload is None else payload, **columns)
     times: dict[str, Any] = {"queue": queue}
     if due_in is not None:
         times["read_after"] = Now() + seconds(due_in)
@@ -246,8 +245,11 @@ def make_message(
     if lease is not None:
         times.update(lease_expires_at=Now() + seconds(lease), lease_token=uuid4())
         times["delivery_count"] = columns.get("delivery_count", 1)
-    MessageQueueItem.objects.filter(pk=item.pk).update(**times)
-    item.refresh_from_db()
+    # In one transaction: a consumer that runs beside sees the row in its final state only.
+    with transaction.atomic():
+        item = MessageQueueItem.objects.create(queue_id=queue, payload={} if payload is None else payload, **columns)
+        MessageQueueItem.objects.filter(pk=item.pk).update(**times)
+        item.refresh_from_db()
     return item
 
 
