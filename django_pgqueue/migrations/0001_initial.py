@@ -9,7 +9,8 @@ import django_pgqueue.constraints
 # A message whose queue row is deleted keeps knowing where it belonged. Stamping and cutting loose in
 # one update costs half of leaving the latter to the foreign key, which stays as the backstop. The
 # deleter holds the queue's row by then, so it has waited for every publisher with an open
-# transaction, and this statement's snapshot sees what they committed.
+# transaction, and this statement's snapshot sees what they committed. It takes the messages in id
+# order, as whoever settles several of them does, so that the two cannot deadlock.
 #
 # SECURITY DEFINER: whoever may delete queues needs no right on the messages. The path is fixed, and
 # the table is named by the schema of the queue table, whatever the deleter's path is.
@@ -19,7 +20,12 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     EXECUTE format(
-        'UPDATE %I.django_pgqueue_messagequeueitem SET orphaned_from = queue_id, queue_id = NULL WHERE queue_id = $1',
+        'WITH message AS MATERIALIZED (
+             SELECT id FROM %1$I.django_pgqueue_messagequeueitem WHERE queue_id = $1 ORDER BY id FOR UPDATE
+         )
+         UPDATE %1$I.django_pgqueue_messagequeueitem
+         SET orphaned_from = queue_id, queue_id = NULL
+         WHERE id = ANY (ARRAY(SELECT id FROM message))',
         TG_TABLE_SCHEMA
     ) USING OLD.name;
     RETURN OLD;
