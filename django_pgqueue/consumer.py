@@ -219,8 +219,8 @@ class Consumer:
         self._outage = Outage("consumer")
         # Raised with each outage: workers then drop connections that may be dead.
         self._outages = 0
-        # A suspect is being handled since then: nothing else may be claimed.
-        self._solo_since: float | None = None
+        # The suspect that is being handled: nothing else is claimed meanwhile.
+        self._solo: tuple[Lane, Held] | None = None
 
     # --- From outside ---
 
@@ -380,15 +380,12 @@ class Consumer:
     def _turn(self) -> list[Lane]:
         """Return the lanes to claim for, another first each time."""
         now = time.monotonic()
-        is_holding = bool(self._held())
-        if not is_holding:
-            self._solo_since = None
-        elif self._solo_since is not None and not self._outlived_solo(now):
+        if self._is_solo(now):
             return []
         suspected = [lane for lane in self._lanes if lane.suspect_waiting]
         if suspected:
-            # Nothing is claimed until nothing is held; then one of them comes first.
-            return [] if is_holding else suspected[:1]
+            # Nothing is claimed until nothing else is at risk; then one of them comes first.
+            return suspected[:1] if self._is_alone(now) else []
         self._turns += 1
         first = self._turns % len(self._lanes)
         return [
@@ -397,9 +394,19 @@ class Consumer:
             if lane.next_look <= now and lane.is_low and self._room(lane) > 0
         ]
 
-    def _outlived_solo(self, now: float) -> bool:
-        """A suspect that lived for a whole lease is unlikely to kill; others need not wait longer."""
-        return self._solo_since is not None and now - self._solo_since >= min(lane.queue.lease for lane in self._lanes)
+    def _is_solo(self, now: float) -> bool:
+        """Tell whether a suspect is being handled that others must not be beside."""
+        if self._solo is None:
+            return False
+        lane, held = self._solo
+        if lane.held.get(held.message.id) is held and not has_outlived(lane, held, now):
+            return True
+        self._solo = None
+        return False
+
+    def _is_alone(self, now: float) -> bool:
+        """Tell whether a suspect may be taken: nothing is held, but for handlers that run very long."""
+        return all(has_outlived(lane, held, now) for lane in self._lanes for held in lane.held.values())
 
     def _room(self, lane: Lane) -> int:
         room = lane.prefetch - len(lane.held)
@@ -411,35 +418,38 @@ class Consumer:
     def _claim(self, lane: Lane) -> None:
         room = self._room(lane)
         before = time.monotonic()
-        if room <= 0 or self._stopping.is_set() or (self._solo_since is not None and not self._outlived_solo(before)):
+        if room <= 0 or self._stopping.is_set() or self._is_solo(before):
             return
         if lane.woken:
             lane.woken = False
             lane.look_again = True
-        # A suspect is taken with nothing else in hand, and every so often others get a turn.
+        # Every so often others get a turn.
+        is_others_turn = lane.suspects_in_row >= lane.prefetch
         claim = services.claim(
             lane.queue.declaration,
             self.using,
             limit=room,
             lease=lane.queue.lease,
             consumer=self.id,
-            suspects=not self._held() and lane.suspects_in_row < lane.prefetch,
+            suspects=self._is_alone(before),
+            skip_suspects=is_others_turn,
         )
         self._claimed += len(claim.messages)
         is_suspect = bool(claim.messages) and claim.messages[0].suspect
-        if is_suspect:
-            self._solo_since = before
         lane.suspects_in_row = lane.suspects_in_row + 1 if is_suspect else 0
         lane.suspect_waiting = claim.suspect_met
         for message in claim.messages:
             held = Held(message, before)
             lane.held[message.id] = held
+            if is_suspect:
+                self._solo = lane, held
             lane.put(held)
-        self._plan_look(lane, claim, is_full=is_suspect or claim.suspect_met or len(claim.messages) >= room)
+        is_more = is_suspect or claim.suspect_met or is_others_turn or len(claim.messages) >= room
+        self._plan_look(lane, claim, is_more=is_more)
 
-    def _plan_look(self, lane: Lane, claim: services.Claim, *, is_full: bool) -> None:
+    def _plan_look(self, lane: Lane, claim: services.Claim, *, is_more: bool) -> None:
         now = time.monotonic()
-        if is_full or claim.dead_lettered or (claim.messages and self.drain):
+        if is_more or claim.dead_lettered or (claim.messages and self.drain):
             lane.next_look = now
         elif (claim.messages or lane.look_again) and not self.drain:
             # A publisher that had just sent a wake-up did not send another: look once more.
@@ -474,7 +484,7 @@ class Consumer:
         now = time.monotonic()
         looks = [lane.next_look - now for lane in self._lanes if lane.is_low and self._room(lane) > 0]
         # What is claimed next also waits for handlers that run alone; those end with an event.
-        waits = self._held() and (self._solo_since is not None or any(lane.suspect_waiting for lane in self._lanes))
+        waits = self._is_solo(now) or (self._held() and any(lane.suspect_waiting for lane in self._lanes))
         return settings.POLL_INTERVAL if waits or not looks else min(max(min(looks), 0.0), settings.POLL_INTERVAL)
 
     def _is_done(self) -> bool:
@@ -612,7 +622,11 @@ class Consumer:
     def _handle_atomic(self, lane: Lane, message: Message) -> Outcome:
         lost: set[int] = set()
         try:
+            # In a stricter one the ack would fail whenever the lease was extended after it began.
+            is_read_committed = services.is_read_committed(self.using)
             with transaction.atomic(using=self.using):
+                if not is_read_committed:
+                    services.make_read_committed(self.using)
                 call(lane.handler, message)
                 # The last statement: until here nobody else waits for the message's row.
                 lost = services.ack([message], self.using)
@@ -738,6 +752,15 @@ class ConnectionGuard:
     def close(self) -> None:
         """Close this thread's connections."""
         connections.close_all()
+
+
+def has_outlived(lane: Lane, held: Held, now: float) -> bool:
+    """
+    Tell whether a handler has been running for longer than a lease.
+
+    It is unlikely to kill its worker then, and what it is beside need not wait for its end: it may run for hours.
+    """
+    return held.started is not None and now - held.started >= lane.queue.lease
 
 
 def call(handler: Handler, message: Message) -> None:

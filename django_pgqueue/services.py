@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg import IsolationLevel
 
 from django_pgqueue import signals, sql
 from django_pgqueue.conf import settings
@@ -114,6 +115,23 @@ def _own_cursor(connection: BaseDatabaseWrapper) -> Iterator[Any]:
     else:
         with _own_transaction(connection) as cursor:
             yield cursor
+
+
+def is_read_committed(using: str) -> bool:
+    """Tell whether a transaction that Django begins is READ COMMITTED. Not inside one."""
+    connection = connections[using]
+    connection.ensure_connection()
+    # Set by OPTIONS["isolation_level"]; None leaves it to the server.
+    level = connection.connection.isolation_level
+    if level is None:
+        return _defaults_to_read_committed(connection)
+    return bool(level == IsolationLevel.READ_COMMITTED)
+
+
+def make_read_committed(using: str) -> None:
+    """Make the transaction that has just begun, and has run no statement yet, READ COMMITTED."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql.READ_COMMITTED)
 
 
 @contextmanager
@@ -522,13 +540,14 @@ def claim(
     lease: float,
     consumer: UUID | None = None,
     suspects: bool = True,
+    skip_suspects: bool = False,
 ) -> Claim:
     """
     Lease up to ``limit`` ready messages for ``lease`` seconds.
 
     A suspect (its last lease lapsed) comes alone. With ``suspects`` false none is taken, and the
-    answer tells that one was met. Raises ``RuntimeError`` inside a transaction: a lease that can
-    roll back counts nothing.
+    answer tells that one was met; with ``skip_suspects`` the claim walks past them. Raises
+    ``RuntimeError`` inside a transaction: a lease that can roll back counts nothing.
     """
     connection = connections[using]
     _refuse_transaction(connection)
@@ -541,7 +560,8 @@ def claim(
         lease=lease,
         token=token,
         consumer=consumer,
-        suspects=suspects,
+        suspects=suspects and not skip_suspects,
+        skip_suspects=skip_suspects,
     )
     messages: list[Message] = []
     undecodable: list[int] = []

@@ -195,6 +195,7 @@ NOTIFY = "SELECT pg_notify(%(channel)s, '')"
 # Two walks over the claim index: what is due (delayed, retried, given back), then what was never
 # delayed, by id. When both have messages the claim takes from both, so that neither starves.
 # A lapsed lease makes a message a suspect: it may have killed its worker, and is claimed alone.
+# %(suspects)s: whether one may be taken; %(skip_suspects)s: walk past them, to what is behind.
 # Locks: the candidates FOR UPDATE; rows that others hold are skipped, nobody waits.
 # Index: django_pgqueue_item_claim_idx; the update changes none of its columns.
 # Returns rows of kind "claimed", "exhausted" (delivered max_deliveries times: to be dead-lettered)
@@ -209,7 +210,8 @@ WITH queue AS MATERIALIZED (
     FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
     WHERE queue_id = (SELECT name FROM queue)
       AND read_after <= statement_timestamp()
-      AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+      AND (lease_expires_at IS NULL
+           OR (lease_expires_at <= statement_timestamp() AND NOT %(skip_suspects)s))
       AND (expires_at IS NULL OR expires_at > statement_timestamp())
     ORDER BY read_after, id
     LIMIT %(limit)s
@@ -220,7 +222,8 @@ WITH queue AS MATERIALIZED (
           FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
           WHERE queue_id = (SELECT name FROM queue)
             AND read_after IS NULL
-            AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+            AND (lease_expires_at IS NULL
+                 OR (lease_expires_at <= statement_timestamp() AND NOT %(skip_suspects)s))
             AND (expires_at IS NULL OR expires_at > statement_timestamp())
           ORDER BY read_after, id
           LIMIT %(limit)s

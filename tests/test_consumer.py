@@ -315,16 +315,31 @@ def test_a_suspect_waits_until_nothing_is_held(settings: Any) -> None:
 
 
 def test_a_stream_of_suspects_does_not_starve_fresh_messages() -> None:
-    """After a prefetch of suspects in a row, others within reach of the claim get a turn."""
+    """After a prefetch of suspects in a row others get a turn, however many suspects stand before them."""
     queue = Queue("q")
     queue.declare()
-    for number in range(8):
+    for number in range(30):
         make_message("q", f"suspect {number}", lease=-1)
     queue.publish("fresh")
     seen: list[Any] = []
     Consumer([queue.make_handler(lambda message: seen.append(message.payload))], prefetch=5, drain=True).run()
-    assert len(seen) == 9
+    assert len(seen) == 31
     assert seen.index("fresh") == 5
+
+
+def test_a_suspect_does_not_wait_for_a_handler_that_runs_for_hours(settings: Any) -> None:
+    """It is taken beside a handler that has been running for longer than a lease."""
+    settings.PGQUEUE = {"POLL_INTERVAL": 0.1}
+    queue, gate = Queue("q", lease=0.5), Gate()
+    queue.publish("long")
+    consumer = Consumer([queue.make_handler(gate, concurrency=2)])
+    with consuming(consumer):
+        wait_until(lambda: gate.inside == ["long"])
+        make_message("q", "suspect", lease=-1)
+        wait_until(lambda: gate.inside == ["long", "suspect"])
+        gate.open()
+        wait_until(lambda: not payloads("q"))
+    assert gate.seen == ["long", "suspect"]
 
 
 # --- Stopping ---

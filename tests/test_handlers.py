@@ -202,6 +202,27 @@ def test_atomic_rolls_back_the_writes_of_a_handler_whose_lease_was_lost() -> Non
     assert row["lease_token"] is not None
 
 
+def test_atomic_outlives_an_extension_of_its_lease_whatever_the_default_isolation() -> None:
+    """Under a stricter default too: the extension changes the row after the handler's transaction began."""
+    queue = Queue("q", lease=0.6)
+    message_id = queue.publish(1)
+    name = connection.settings_dict["NAME"]
+
+    def handle(message: Message) -> None:
+        see(message)
+        with second_session() as other:
+            read = "SELECT lease_expires_at FROM django_pgqueue_messagequeueitem WHERE id = %s"
+            wait_until(lambda: other.execute(read, [message.id]).fetchone() != (message.lease_expires_at,))
+
+    fetch(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+    try:
+        assert drain(queue, handle, ack="atomic") == 1
+    finally:
+        fetch(f"ALTER DATABASE {name} RESET default_transaction_isolation")
+    assert list(Seen.objects.values_list("msg_id", "attempt")) == [(message_id, 1)]
+    assert not MessageQueueItem.objects.exists()
+
+
 def test_atomic_gives_the_message_back_when_the_transaction_is_already_lost() -> None:
     """A handler that swallowed a database error has done nothing; it is not acked for it."""
     queue = Queue("q")
