@@ -492,16 +492,19 @@ def _follow_commit(connection: BaseDatabaseWrapper, declaration: Declaration) ->
     if declaration.name in hooks:
         return
 
+    # Not the connection itself: held by its own entry, it would never be collected.
+    using = connection.alias
+
     # A plain function: a partial breaks robust hooks on Django 5.2.
     def refresh_and_notify() -> None:
         try:
-            _refresh(connection, declaration)
+            _refresh(connections[using], declaration)
         except (DatabaseError, InterfaceError):
             logger.warning("queue not refreshed queue=%s", declaration.name, exc_info=True)
-        notify(declaration.name, connection.alias)
+        notify(declaration.name, using)
 
     hooks[declaration.name] = refresh_and_notify
-    transaction.on_commit(refresh_and_notify, using=connection.alias, robust=True)
+    transaction.on_commit(refresh_and_notify, using=using, robust=True)
 
 
 def notify(name: str, using: str) -> None:
