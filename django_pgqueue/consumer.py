@@ -51,6 +51,8 @@ POLL_INTERVAL_UNHEARD = 1.0
 # Leases, heartbeat, listener: the threads that come first, and end within so many seconds.
 OWN_THREADS = 3
 JOIN_TIMEOUT = 1.0
+# Seconds for which an extension tries rows that somebody else has locked; the next one is soon.
+EXTEND_PATIENCE = 0.2
 # Seconds after which a message comes back whose back-off could not be computed.
 FALLBACK_DELAY = 60.0
 # How many orphans one look adopts.
@@ -562,7 +564,10 @@ class Consumer:
             ]
             if not held:
                 continue
-            extension = services.extend([one.message for one in held], lane.queue.lease, self.using)
+            # A claim beside this locks what it looks at, for a moment.
+            messages = [one.message for one in held]
+            patience = min(EXTEND_PATIENCE, lane.queue.lease / 10)
+            extension = services.extend(messages, lane.queue.lease, self.using, patience=patience)
             for one in held:
                 if one.message.id in extension.extended:
                     one.confirmed = now

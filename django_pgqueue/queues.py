@@ -241,7 +241,12 @@ class Queue:
             services.raise_lost(self.name, lost)
 
     def extend(self, *messages: Message, seconds: Seconds | None = None) -> None:
-        """Let leases end ``seconds`` from now (None: the queue's lease)."""
+        """
+        Let leases end ``seconds`` from now (None: the queue's lease).
+
+        A message that another session has locked for longer than a second (it is being settled)
+        counts as lost.
+        """
         if messages:
             lease = self.lease if seconds is None else check_seconds(seconds, "seconds", zero=False)
             extension = services.extend(messages, lease, self.using, patience=LOCK_PATIENCE)

@@ -593,24 +593,22 @@ def claim(
             exhausted.append(message_id)
         else:
             suspect_met = True
-    if undecodable:
-        dead_letter(
-            declaration,
-            undecodable,
-            [token] * len(undecodable),
-            "undecodable payload or headers",
-            using,
-        )
-    if exhausted:
-        dead_letter(
-            declaration,
-            exhausted,
-            None,
-            "worker lost: the lease lapsed on the last delivery",
-            using,
-        )
+    aside = _set_aside(declaration, undecodable, token, "undecodable payload or headers", using)
+    aside += _set_aside(declaration, exhausted, None, "worker lost: the lease lapsed on the last delivery", using)
     messages.sort(key=lambda message: message.id)
-    return Claim(messages, suspect_met, len(undecodable) + len(exhausted))
+    return Claim(messages, suspect_met, aside)
+
+
+def _set_aside(declaration: Declaration, ids: Sequence[int], token: UUID | None, reason: str, using: str) -> int:
+    """Dead-letter what a claim met and cannot hand out. Returns how many."""
+    if not ids:
+        return 0
+    try:
+        return len(dead_letter(declaration, ids, None if token is None else [token] * len(ids), reason, using))
+    except (DatabaseError, InterfaceError):
+        # The others are leased by now: raising would lose their deliveries, each time anew.
+        logger.exception("messages not dead-lettered queue=%s ids=%s", declaration.name, list(ids)[:10])
+        return 0
 
 
 def _refuse_transaction(connection: BaseDatabaseWrapper) -> None:
