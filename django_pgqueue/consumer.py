@@ -384,7 +384,7 @@ class Consumer:
         now = time.monotonic()
         if self._is_solo(now):
             return []
-        suspected = [lane for lane in self._lanes if lane.suspect_waiting]
+        suspected = [lane for lane in self._lanes if lane.suspect_waiting and not is_stuck(lane, now)]
         if suspected:
             # Nothing is claimed until nothing else is at risk; then one of them comes first.
             return suspected[:1] if self._is_alone(now) else []
@@ -393,8 +393,12 @@ class Consumer:
         return [
             lane
             for lane in self._lanes[first:] + self._lanes[:first]
-            if lane.next_look <= now and lane.is_low and self._room(lane) > 0
+            if lane.next_look <= now and self._is_open(lane, now)
         ]
+
+    def _is_open(self, lane: Lane, now: float) -> bool:
+        """Tell whether the lane has use for more messages."""
+        return lane.is_low and self._room(lane) > 0 and not is_stuck(lane, now)
 
     def _is_solo(self, now: float) -> bool:
         """Tell whether a suspect is being handled that others must not be beside."""
@@ -484,9 +488,10 @@ class Consumer:
         if any(lane.finished for lane in self._lanes):
             return SETTLE_DELAY
         now = time.monotonic()
-        looks = [lane.next_look - now for lane in self._lanes if lane.is_low and self._room(lane) > 0]
+        looks = [lane.next_look - now for lane in self._lanes if self._is_open(lane, now)]
         # What is claimed next also waits for handlers that run alone; those end with an event.
-        waits = self._is_solo(now) or (self._held() and any(lane.suspect_waiting for lane in self._lanes))
+        is_quiet = self._held() and any(lane.suspect_waiting and not is_stuck(lane, now) for lane in self._lanes)
+        waits = self._is_solo(now) or is_quiet
         return settings.POLL_INTERVAL if waits or not looks else min(max(min(looks), 0.0), settings.POLL_INTERVAL)
 
     def _is_done(self) -> bool:
@@ -766,6 +771,11 @@ def has_outlived(lane: Lane, held: Held, now: float) -> bool:
     It is unlikely to kill its worker then, and what it is beside need not wait for its end: it may run for hours.
     """
     return held.started is not None and now - held.started >= lane.queue.lease
+
+
+def is_stuck(lane: Lane, now: float) -> bool:
+    """Tell whether all workers of a lane run very long: what it claimed would wait behind them."""
+    return sum(has_outlived(lane, held, now) for held in list(lane.held.values())) >= lane.concurrency
 
 
 def call(handler: Handler, message: Message) -> None:
