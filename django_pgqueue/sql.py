@@ -267,6 +267,7 @@ UNION ALL
 
 # NEXT_LOOK - what a consumer asks before it sleeps.
 # Index: the claim index for the earliest due time, the orphan index for orphans.
+# BETWEEN and not =, or the primary key would be in the order that is asked for, and might be walked.
 # Returns one row: exists, seconds until a delayed message is due (null: none), orphans waiting. The
 # look goes back one second, so that what became due since the last claim is not slept through.
 NEXT_LOOK = """
@@ -280,7 +281,7 @@ SELECT EXISTS (SELECT FROM django_pgqueue_messagequeue WHERE name = %(name)s),
         LIMIT 1),
        (SELECT id
         FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
-        WHERE orphaned_from = %(name)s
+        WHERE orphaned_from BETWEEN %(name)s AND %(name)s
         ORDER BY orphaned_from, id
         LIMIT 1) IS NOT NULL
 """
@@ -482,7 +483,7 @@ SELECT queue.name
 FROM django_pgqueue_messagequeue AS queue
 WHERE (SELECT id
        FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
-       WHERE orphaned_from = queue.name
+       WHERE orphaned_from BETWEEN queue.name AND queue.name
        ORDER BY orphaned_from, id
        LIMIT 1) IS NOT NULL
 ORDER BY queue.name
