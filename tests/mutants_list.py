@@ -45,9 +45,8 @@ MUTANTS = (
         NEVER_WAIT,
         "the refresh runs in the caller's transaction",
         "services.py",
-        "    if not connection.get_autocommit():\n        with connection.cursor() as cursor:\n"
-        "            cursor.execute(sql.PUBLISH_IF_QUEUE",
-        "    if not connection.get_autocommit():\n        _refresh(connection, declaration)\n"
+        "        with connection.cursor() as cursor:\n            cursor.execute(sql.PUBLISH_IF_QUEUE",
+        "        _refresh(connection, declaration)\n"
         "        with connection.cursor() as cursor:\n            cursor.execute(sql.PUBLISH_IF_QUEUE",
         ("tests/test_publishing.py::test_sixteen_open_publishers_wait_for_no_lock",),
     ),
@@ -151,7 +150,8 @@ MUTANTS = (
         "a lapsed lease is never ready",
         "sql.py",
         "            AND read_after IS NULL\n"
-        "            AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())\n",
+        "            AND (lease_expires_at IS NULL\n"
+        "                 OR (lease_expires_at <= statement_timestamp() AND NOT %(skip_suspects)s))\n",
         "            AND read_after IS NULL\n            AND lease_expires_at IS NULL\n",
         ("tests/test_claiming.py",),
     ),
@@ -231,8 +231,8 @@ MUTANTS = (
         IN_USE,
         "publishing does not refresh the queue",
         "services.py",
-        "    _warn_of_other_transaction(connection)\n    _refresh(connection, declaration)\n    try:",
-        "    _warn_of_other_transaction(connection)\n    try:",
+        "    _warn_of_other_transaction(connection)\n    _refresh(connection, declaration)\n    believed",
+        "    _warn_of_other_transaction(connection)\n    believed",
         ("tests/test_declaring.py", "tests/test_reaper.py"),
     ),
     Mutant(
