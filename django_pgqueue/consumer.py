@@ -11,41 +11,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from queue import Empty
 from uuid import uuid4
 
-from asgiref.sync import sync_to_async
-from django.db import connections, reset_queries, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db import connections
 
 from django_pgqueue import services, signals
 from django_pgqueue.conf import settings
-from django_pgqueue.exceptions import Nack, Reject
 from django_pgqueue.heartbeat import Heartbeat
 from django_pgqueue.listener import Listener
-from django_pgqueue.loop import DATABASE_FAULTS, Outage, describe, own_connection, run_every
+from django_pgqueue.loop import DATABASE_FAULTS, Outage, own_connection, run_every
 from django_pgqueue.message import Message
-from django_pgqueue.services import Declaration
 from django_pgqueue.validation import check_seconds
+from django_pgqueue.workers import RELEASE, SETTLE_DELAY, Handler, Held, Lane, Outcome, Workers
 
 logger = logging.getLogger("django_pgqueue")
 
-ACK_MODES = ("late", "early", "atomic")
-
-# Seconds for which a finished message may wait for others to be settled with it.
-SETTLE_DELAY = 0.02
-# How many finished messages of a lane are settled at once without waiting for that.
-SETTLE_BATCH = 50
-# Seconds after which a handler's idle connection is tested before it is used again.
-CONNECTION_IDLE = 1.0
 # Seconds between two polls while notifications don't arrive.
 POLL_INTERVAL_UNHEARD = 1.0
 # Leases, heartbeat, listener: the threads that come first, and end within so many seconds.
@@ -53,118 +38,8 @@ OWN_THREADS = 3
 JOIN_TIMEOUT = 1.0
 # Seconds for which an extension tries rows that somebody else has locked; the next one is soon.
 EXTEND_PATIENCE = 0.2
-# Seconds after which a message comes back whose back-off could not be computed.
-FALLBACK_DELAY = 60.0
 # How many orphans one look adopts.
 ADOPT_BATCH = 1_000
-
-
-class ConsumableQueue(Protocol):
-    """What the consumer needs of a queue."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def using(self) -> str: ...
-    @property
-    def declaration(self) -> Declaration: ...
-    @property
-    def lease(self) -> float: ...
-    def retry_delay(self, message: Message, /) -> float: ...
-
-
-@dataclass(frozen=True)
-class Handler:
-    """A function, the queue whose messages it handles, and how. Made by ``Queue.make_handler``."""
-
-    queue: ConsumableQueue
-    function: Callable[[Message], Any]
-    concurrency: int
-    ack: str
-    timeout: float
-    is_async: bool
-
-
-@dataclass(eq=False, slots=True)
-class Held:
-    """A message that this process holds."""
-
-    message: Message
-    #: Monotonic time at which the lease was last known to be extended, before the statement was sent.
-    confirmed: float
-    started: float | None = None
-    lost: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a message ended: "ack", "nack", "reject", "release" or "settled" (nothing left to do)."""
-
-    verb: str
-    reason: str = ""
-    delay: float = 0.0
-
-
-ACK = Outcome("ack")
-RELEASE = Outcome("release")
-SETTLED = Outcome("settled")
-
-
-@dataclass(eq=False)
-class Lane:
-    """One queue in this process: what is held, what waits to start, what waits to be settled."""
-
-    handler: Handler
-    prefetch: int
-    concurrency: int
-    held: dict[int, Held] = field(default_factory=dict)
-    waiting: SimpleQueue[Held | None] = field(default_factory=SimpleQueue)
-    finished: deque[tuple[Held, Outcome]] = field(default_factory=deque)
-    #: Monotonic time at which the first of ``finished`` came in.
-    finished_since: float = 0.0
-    #: Monotonic time of the next claim, and whether one more follows it before the lane sleeps.
-    next_look: float = 0.0
-    look_again: bool = True
-    #: Set by other threads: somebody published since the last claim was sent.
-    woken: bool = False
-    #: A claim met a suspect and left it; how many were taken in a row.
-    suspect_waiting: bool = False
-    suspects_in_row: int = 0
-    #: Of an async handler: the event loop, and its event that something is waiting.
-    loop: asyncio.AbstractEventLoop | None = None
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def queue(self) -> ConsumableQueue:
-        return self.handler.queue
-
-    def wake(self) -> None:
-        # In this order: who plans the next look reads ``woken`` after writing ``next_look``.
-        self.woken = True
-        self.next_look = 0.0
-
-    def look_within(self, delay: float) -> None:
-        """Let the next look come in ``delay`` seconds, or when it was planned if that is sooner."""
-        self.next_look = min(self.next_look, time.monotonic() + delay)
-
-    def put(self, held: Held | None) -> None:
-        """Let a worker start it. None ends one worker."""
-        self.waiting.put(held)
-        if self.loop is not None:
-            # Closed: at the end, when its last worker took the None before this line was reached.
-            with contextlib.suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(self.arrived.set)
-
-    @property
-    def is_low(self) -> bool:
-        """Few are waiting: a claim now keeps the workers busy, and is not for one message only."""
-        return self.waiting.qsize() <= self.prefetch // 2
-
-    def is_ripe(self, now: float) -> bool:
-        """Finished messages have waited for others long enough."""
-        return bool(self.finished) and (
-            len(self.finished) >= SETTLE_BATCH or self.waiting.empty() or now - self.finished_since >= SETTLE_DELAY
-        )
 
 
 class Consumer:
@@ -219,8 +94,7 @@ class Consumer:
         self._stopping_now = threading.Event()
         self._ended = threading.Event()
         self._outage = Outage("consumer")
-        # Raised with each outage: workers then drop connections that may be dead.
-        self._outages = 0
+        self._workers = Workers(self.using, self._event.set)
         # The suspect that is being handled: nothing else is claimed meanwhile.
         self._solo: tuple[Lane, Held] | None = None
 
@@ -302,9 +176,9 @@ class Consumer:
         ]
         async_lanes = [lane for lane in self._lanes if lane.handler.is_async]
         if async_lanes:
-            own.append(("async", lambda: asyncio.run(self._work_async(async_lanes))))
+            own.append(("async", lambda: asyncio.run(self._workers.work_async(async_lanes))))
         own += [
-            (f"{lane.queue.name}/{number}", lambda lane=lane: self._work(lane))  # type: ignore[misc]
+            (f"{lane.queue.name}/{number}", lambda lane=lane: self._workers.work(lane))  # type: ignore[misc]
             for lane in self._lanes
             if not lane.handler.is_async
             for number in range(lane.concurrency)
@@ -374,7 +248,7 @@ class Consumer:
 
     def _pause(self, error: Exception) -> None:
         connections[self.using].close()
-        self._outages += 1
+        self._workers.outages += 1
         # Not the event: finished handlers set that, and would shorten the pause.
         stop = self._stopping_now if self._stopping.is_set() else self._stopping
         stop.wait(self._outage.failed(error))
@@ -384,7 +258,7 @@ class Consumer:
         now = time.monotonic()
         if self._is_solo(now):
             return []
-        suspected = [lane for lane in self._lanes if lane.suspect_waiting and not is_stuck(lane, now)]
+        suspected = [lane for lane in self._lanes if lane.suspect_waiting and not lane.is_stuck(now)]
         if suspected:
             # Nothing is claimed until nothing else is at risk; then one of them comes first.
             return suspected[:1] if self._is_alone(now) else []
@@ -398,21 +272,21 @@ class Consumer:
 
     def _is_open(self, lane: Lane, now: float) -> bool:
         """Tell whether the lane has use for more messages."""
-        return lane.is_low and self._room(lane) > 0 and not is_stuck(lane, now)
+        return lane.is_low and self._room(lane) > 0 and not lane.is_stuck(now)
 
     def _is_solo(self, now: float) -> bool:
         """Tell whether a suspect is being handled that others must not be beside."""
         if self._solo is None:
             return False
         lane, held = self._solo
-        if lane.held.get(held.message.id) is held and not has_outlived(lane, held, now):
+        if lane.held.get(held.message.id) is held and not lane.has_outlived(held, now):
             return True
         self._solo = None
         return False
 
     def _is_alone(self, now: float) -> bool:
         """Tell whether a suspect may be taken: nothing is held, but for handlers that run very long."""
-        return all(has_outlived(lane, held, now) for lane in self._lanes for held in lane.held.values())
+        return all(lane.has_outlived(held, now) for lane in self._lanes for held in lane.held.values())
 
     def _room(self, lane: Lane) -> int:
         room = lane.prefetch - len(lane.held)
@@ -490,7 +364,7 @@ class Consumer:
         now = time.monotonic()
         looks = [lane.next_look - now for lane in self._lanes if self._is_open(lane, now)]
         # What is claimed next also waits for handlers that run alone; those end with an event.
-        is_quiet = self._held() and any(lane.suspect_waiting and not is_stuck(lane, now) for lane in self._lanes)
+        is_quiet = self._held() and any(lane.suspect_waiting and not lane.is_stuck(now) for lane in self._lanes)
         waits = self._is_solo(now) or is_quiet
         return settings.POLL_INTERVAL if waits or not looks else min(max(min(looks), 0.0), settings.POLL_INTERVAL)
 
@@ -579,220 +453,6 @@ class Consumer:
                 elif one.message.id in extension.lost and one.message.id in lane.held:
                     # Settled meanwhile, or lost: either way a waiting one must not start.
                     one.lost = True
-
-    def _may_start(self, lane: Lane, held: Held) -> bool:
-        # A process that was stopped and goes on finds its leases old: it may not trust them.
-        return not held.lost and time.monotonic() - held.confirmed <= lane.queue.lease / 2
-
-    # --- Handling ---
-
-    def _work(self, lane: Lane) -> None:
-        """One worker thread of a lane with a sync handler."""
-        handle = {"late": self._handle, "early": self._handle_early, "atomic": self._handle_atomic}[lane.handler.ack]
-        guard = ConnectionGuard()
-        while held := lane.waiting.get():
-            guard.before(self._outages)
-            if self._may_start(lane, held):
-                held.started = time.monotonic()
-                outcome = handle(lane, held.message)
-            else:
-                outcome = RELEASE
-            guard.after()
-            self._finished(lane, held, outcome)
-        guard.close()
-
-    def _finished(self, lane: Lane, held: Held, outcome: Outcome) -> None:
-        lane.finished.append((held, outcome))
-        # Workers may append at the same time, and then none of them sees a length of 1.
-        if len(lane.finished) <= lane.concurrency:
-            lane.finished_since = time.monotonic()
-            self._event.set()
-        elif len(lane.finished) >= SETTLE_BATCH or lane.waiting.empty():
-            self._event.set()
-
-    def _handle(self, lane: Lane, message: Message) -> Outcome:
-        try:
-            call(lane.handler, message)
-        except BaseException as error:
-            return self._failure(lane, message, error)
-        return ACK
-
-    def _handle_early(self, lane: Lane, message: Message) -> Outcome:
-        try:
-            if services.ack([message], self.using):
-                return SETTLED
-        except DATABASE_FAULTS as error:
-            return self._failure(lane, message, error)
-        try:
-            call(lane.handler, message)
-        except BaseException:
-            logger.exception("handler failed after an early ack queue=%s id=%s", lane.queue.name, message.id)
-        return SETTLED
-
-    def _handle_atomic(self, lane: Lane, message: Message) -> Outcome:
-        lost: set[int] = set()
-        try:
-            # In a stricter one the ack would fail whenever the lease was extended after it began.
-            is_read_committed = services.is_read_committed(self.using)
-            with transaction.atomic(using=self.using):
-                if not is_read_committed:
-                    services.make_read_committed(self.using)
-                call(lane.handler, message)
-                # The last statement: until here nobody else waits for the message's row.
-                lost = services.ack([message], self.using)
-                if lost:
-                    transaction.set_rollback(True, using=self.using)
-        except BaseException as error:
-            return self._failure(lane, message, error)
-        return SETTLED
-
-    def _failure(self, lane: Lane, message: Message, error: BaseException) -> Outcome:
-        if isinstance(error, Reject):
-            return Outcome("reject", error.reason or "rejected")
-        reason = error.reason or "nack" if isinstance(error, Nack) else text_of(error)
-        try:
-            if isinstance(error, Nack) and error.delay is not None:
-                delay = check_seconds(error.delay, "Nack(delay=…)")
-            else:
-                delay = lane.queue.retry_delay(message)
-        except Exception as wrong:
-            # The message must come back all the same.
-            logger.error("no usable delay queue=%s id=%s error=%s", lane.queue.name, message.id, describe(wrong))
-            delay = FALLBACK_DELAY
-        outcome = Outcome("nack", reason, delay)
-        signals.message_failed.send_robust(
-            lane.queue.name,
-            using=self.using,
-            message=message,
-            error=outcome.reason,
-            delay=outcome.delay,
-        )
-        logger.debug("handler failed queue=%s id=%s", lane.queue.name, message.id, exc_info=error)
-        return outcome
-
-    # --- Handling, async ---
-
-    async def _work_async(self, lanes: Sequence[Lane]) -> None:
-        for lane in lanes:
-            lane.loop = asyncio.get_running_loop()
-        guard = ConnectionGuard()
-        await asyncio.gather(*(self._work_lane_async(lane, guard) for lane in lanes for _ in range(lane.concurrency)))
-        await sync_to_async(guard.close)()
-
-    async def _work_lane_async(self, lane: Lane, guard: ConnectionGuard) -> None:
-        while held := await self._take_async(lane):
-            if guard.is_needed(self._outages):
-                await sync_to_async(guard.before)(self._outages)
-            if self._may_start(lane, held):
-                held.started = time.monotonic()
-                outcome = await self._handle_async(lane, held.message)
-            else:
-                outcome = RELEASE
-            if outcome.verb != "ack":
-                await sync_to_async(guard.after)()
-            self._finished(lane, held, outcome)
-
-    async def _take_async(self, lane: Lane) -> Held | None:
-        while True:
-            # Cleared before looking, so that what comes after the look is not slept through.
-            lane.arrived.clear()
-            try:
-                return lane.waiting.get_nowait()
-            except Empty:
-                await lane.arrived.wait()
-
-    async def _handle_async(self, lane: Lane, message: Message) -> Outcome:
-        is_early = lane.handler.ack == "early"
-        try:
-            if is_early and await sync_to_async(services.ack)([message], self.using):
-                return SETTLED
-        except DATABASE_FAULTS as error:
-            return self._failure(lane, message, error)
-        try:
-            await lane.handler.function(message)
-        except BaseException as error:
-            if is_early:
-                logger.exception("handler failed after an early ack queue=%s id=%s", lane.queue.name, message.id)
-                return SETTLED
-            return self._failure(lane, message, error)
-        return SETTLED if is_early else ACK
-
-
-class ConnectionGuard:
-    """Give each message usable connections, whatever the one before did to them."""
-
-    def __init__(self) -> None:
-        self._used = time.monotonic()
-        self._outages = 0
-
-    def is_needed(self, outages: int) -> bool:
-        """Connections may have died: the database was away, or they were idle for a while."""
-        return outages != self._outages or time.monotonic() - self._used > CONNECTION_IDLE
-
-    def before(self, outages: int) -> None:
-        """Drop connections that died."""
-        if self.is_needed(outages):
-            self._outages = outages
-            self._used = time.monotonic()
-            for connection in connections.all(initialized_only=True):
-                if connection.connection is not None and not connection.in_atomic_block and not connection.is_usable():
-                    self._drop(connection)
-
-    def after(self) -> None:
-        """Drop connections that the handler broke or left in a transaction."""
-        self._used = time.monotonic()
-        reset_queries()
-        for connection in connections.all(initialized_only=True):
-            if connection.connection is None:
-                continue
-            if connection.in_atomic_block or not connection.autocommit:
-                self._drop(connection)
-            elif connection.errors_occurred:
-                if connection.is_usable():
-                    connection.errors_occurred = False
-                else:
-                    self._drop(connection)
-
-    def _drop(self, connection: BaseDatabaseWrapper) -> None:
-        # A fresh wrapper too: the old one may believe that it is inside a transaction.
-        with contextlib.suppress(*DATABASE_FAULTS):
-            connection.close()
-        del connections[connection.alias]
-
-    def close(self) -> None:
-        """Close this thread's connections."""
-        connections.close_all()
-
-
-def has_outlived(lane: Lane, held: Held, now: float) -> bool:
-    """
-    Tell whether a handler has been running for longer than a lease.
-
-    It is unlikely to kill its worker then, and what it is beside need not wait for its end: it may run for hours.
-    """
-    return held.started is not None and now - held.started >= lane.queue.lease
-
-
-def is_stuck(lane: Lane, now: float) -> bool:
-    """Tell whether all workers of a lane run very long: what it claimed would wait behind them."""
-    return sum(has_outlived(lane, held, now) for held in list(lane.held.values())) >= lane.concurrency
-
-
-def call(handler: Handler, message: Message) -> None:
-    """Call a sync handler. One that hands out a coroutine has not done its work, and must not be acked."""
-    result = handler.function(message)
-    if inspect.iscoroutine(result):
-        result.close()
-        raise TypeError(f"{handler.function!r} returned a coroutine; a handler is async def itself, or not async")
-
-
-def text_of(error: BaseException) -> str:
-    """Return an exception's class and text, also when its text cannot be had."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "(no text)"
-    return f"{type(error).__module__}.{type(error).__qualname__}: {text}"
 
 
 def is_passing(error: BaseException) -> bool:

@@ -18,10 +18,10 @@ from asgiref.sync import sync_to_async
 
 from django_pgqueue import services
 from django_pgqueue.conf import database_alias, settings
-from django_pgqueue.consumer import ACK_MODES, Handler
 from django_pgqueue.message import Message, encode, encode_headers
 from django_pgqueue.services import Declaration, Outgoing, QueueStats
 from django_pgqueue.validation import check_count, check_name, check_seconds
+from django_pgqueue.workers import ACK_MODES, Handler
 
 Seconds = float | timedelta
 HandlerFunction = Callable[[Message], Any]

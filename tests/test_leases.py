@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from django_pgqueue import Message, Queue
-from django_pgqueue.consumer import Consumer, Held
+from django_pgqueue.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.workers import Held, Lane
 from tests.support import connect, payloads, wait_until
 from tests.workers import consuming
 
@@ -122,9 +123,9 @@ def test_nothing_starts_on_an_old_confirmation() -> None:
     queue.publish(1)
     (message,) = queue.claim()
     now = time.monotonic()
-    assert consumer._may_start(lane, Held(message, now - 29))
-    assert not consumer._may_start(lane, Held(message, now - 31))
-    assert not consumer._may_start(lane, Held(message, now, lost=True))
+    assert lane.may_start(Held(message, now - 29))
+    assert not lane.may_start(Held(message, now - 31))
+    assert not lane.may_start(Held(message, now, lost=True))
 
 
 def test_waiting_messages_of_an_old_confirmation_are_given_back_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,17 +134,17 @@ def test_waiting_messages_of_an_old_confirmation_are_given_back_uncounted(monkey
     queue.publish_many([1, 2, 3])
     seen: list[tuple[Any, int]] = []
     consumer = Consumer([queue.make_handler(lambda message: seen.append((message.payload, message.delivery_count)))])
-    real = Consumer._may_start
+    real = Lane.may_start
     refused: list[int] = []
 
-    def may_start(self: Consumer, lane: Any, held: Held) -> bool:
+    def may_start(lane: Lane, held: Held) -> bool:
         if len(refused) < 3:
             # As if the process had been stopped between the claim and now.
             refused.append(held.message.id)
             held.confirmed -= 100
-        return real(self, lane, held)
+        return real(lane, held)
 
-    monkeypatch.setattr(Consumer, "_may_start", may_start)
+    monkeypatch.setattr(Lane, "may_start", may_start)
     with consuming(consumer):
         wait_until(lambda: not payloads("q"))
     assert sorted(seen) == [(1, 1), (2, 1), (3, 1)]

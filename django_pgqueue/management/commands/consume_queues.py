@@ -10,9 +10,10 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
-from django_pgqueue.consumer import Consumer, Handler
+from django_pgqueue.consumer import Consumer
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
 from django_pgqueue.queues import Queue, find_queue, registered_handlers
+from django_pgqueue.workers import Handler
 
 
 class Command(BaseCommand):
