@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import Empty
 from uuid import uuid4
 
-from django.db import connections
+from django.db import connections, reset_queries
 
 from django_pgqueue import services, signals
 from django_pgqueue.conf import settings
@@ -236,6 +236,8 @@ class Consumer:
                 self._outage.recovered()
             if self._is_done():
                 return
+            # With DEBUG on, Django would keep them all.
+            reset_queries()
             self._event.wait(self._nap())
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError, connections, reset_queries
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
@@ -127,7 +127,8 @@ def run_every(
     """
     Call ``run_once`` every ``interval()`` seconds until ``stop`` is set.
 
-    A database fault closes this thread's connection and is retried with back-off.
+    A database fault closes this thread's connection and is retried with back-off. Any other error is
+    logged, and the loop goes on: a thread that ended would be missed by nobody.
     """
     outage = Outage(loop)
     while not stop.is_set():
@@ -136,6 +137,10 @@ def run_every(
         except DATABASE_FAULTS as error:
             connections[alias].close()
             stop.wait(outage.failed(error))
+        except Exception:
+            logger.exception("loop failed, it goes on loop=%s", loop)
+            stop.wait(interval())
         else:
             outage.recovered()
             stop.wait(interval())
+        reset_queries()

@@ -41,6 +41,9 @@ CHUNK_BYTES = 4 * 1024 * 1024
 # Seconds between two attempts at rows that somebody else has locked.
 LOCK_RETRY = 0.01
 
+# A process that uses ever new queues forgets them all after so many, and looks again.
+MOST_REMEMBERED = 10_000
+
 # Failure texts are capped: the reason is for a person's eye, the traceback is in the log.
 MAX_REASON_LENGTH = 2_000
 
@@ -183,6 +186,9 @@ def _remember(connection: BaseDatabaseWrapper, name: str) -> None:
     # What is not committed may still vanish, so it is not believed.
     if connection.get_autocommit():
         key = _key(connection, name)
+        for remembered in (_declared, _known, _notified):
+            if len(remembered) >= MOST_REMEMBERED:
+                remembered.clear()
         _declared[key] = time.monotonic() + settings.DECLARE_TTL
         _known.add(key)
 
