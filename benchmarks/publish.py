@@ -89,7 +89,8 @@ class Part:
 
 HELD_OPEN = Part("held open 5 ms", 5, {})
 AUTOCOMMIT = Part("autocommit", None, {})
-SLOW = Part("autocommit, a commit costs 1 ms", None, SLOW_COMMIT)
+SLOW = Part("held open 5 ms, a commit costs 1 ms", 5, SLOW_COMMIT)
+SLOW_AUTOCOMMIT = Part("autocommit, a commit costs 1 ms", None, SLOW_COMMIT)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def run(cluster: DevCluster, *, quick: bool) -> Report:
         connection.execute("CREATE TABLE benchmark_item (LIKE django_pgqueue_messagequeueitem INCLUDING ALL)")
     context = get_context("spawn")
     with context.Pool(PROCESSES, initializer=set_up_process, initargs=[context.Barrier(PROCESSES)]) as pool:
-        for part in (AUTOCOMMIT, HELD_OPEN, SLOW):
+        for part in (HELD_OPEN, SLOW, AUTOCOMMIT, SLOW_AUTOCOMMIT):
             ways: dict[str, Callable[[], Measured]] = {
                 name: partial(by_pgbench, cluster, part, statement, seconds)
                 for name, statement in part.statements.items()
@@ -139,13 +140,14 @@ def targets(part: Part, found: dict[str, list[Measured]]) -> list[Target]:
     judged = [
         Target(f"{part.title}: lock wait % of ours", waits[OURS], "<=", 1),
         Target(f"{part.title}: lock wait % of Queue.publish", waits[FROM_PYTHON], "<=", 1),
-        Target(f"{part.title}: ours / without foreign key", ratio(rates[OURS], rates[LIMIT]).median, ">=", 0.85),
     ]
-    if part is not AUTOCOMMIT:
-        # With a fast commit and nothing held open the old way's line moves quickly.
-        judged.append(Target(f"{part.title}: ours / the old way", ratio(rates[OURS], rates[OLD]).median, ">=", 25))
-    if part is SLOW:
-        judged.append(Target(f"{part.title}: lock wait % of the old way", waits[OLD], ">=", 80))
+    if part.held_open is not None:
+        # In autocommit, client and server on the same cores, the ratios are those of processor time.
+        judged += [
+            Target(f"{part.title}: ours / without foreign key", ratio(rates[OURS], rates[LIMIT]).median, ">=", 0.85),
+            Target(f"{part.title}: ours / the old way", ratio(rates[OURS], rates[OLD]).median, ">=", 25),
+            Target(f"{part.title}: lock wait % of the old way", waits[OLD], ">=", 85),
+        ]
     return judged
 
 

@@ -140,7 +140,14 @@ def consume_raw() -> None:
     """Be the baseline: what one would write by hand, with one connection and one thread."""
     from django_pgqueue.services import channel
 
-    params = {"name": QUEUES[RAW], "limit": 100, "lease": 60, "consumer": uuid4(), "suspects": True, "skip_suspects": False}
+    params = {
+        "name": QUEUES[RAW],
+        "limit": 100,
+        "lease": 60,
+        "consumer": uuid4(),
+        "suspects": True,
+        "skip_suspects": False,
+    }
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
         connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel(QUEUES[RAW]))))
         while True:
