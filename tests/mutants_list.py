@@ -73,6 +73,15 @@ MUTANTS = (
     ),
     Mutant(
         OWN_TRANSACTION,
+        "a heal leaves a row that is there again as it is",
+        "sql.py",
+        "    ON CONFLICT (name) DO UPDATE SET last_active = statement_timestamp()\n"
+        "    RETURNING name, xmax = 0 AS created\n",
+        "    ON CONFLICT (name) DO NOTHING\n    RETURNING name, xmax = 0 AS created\n",
+        ("tests/test_healing.py::test_a_heal_and_an_open_publisher_do_not_wait_for_each_other",),
+    ),
+    Mutant(
+        OWN_TRANSACTION,
         "inside a transaction the plain INSERT is used",
         "services.py",
         "            cursor.execute(sql.PUBLISH_IF_QUEUE, params)\n",
@@ -197,6 +206,14 @@ MUTANTS = (
     ),
     Mutant(
         FENCED,
+        "giving back matches the id alone",
+        "sql.py",
+        "      " + MATCH + "    ORDER BY id\n    FOR UPDATE\n)\nUPDATE",
+        "    ORDER BY id\n    FOR UPDATE\n)\nUPDATE",
+        ("tests/test_settling.py::test_releasing_takes_the_delivery_back",),
+    ),
+    Mutant(
+        FENCED,
         "a lost lease is not told",
         "services.py",
         "    if lost:\n        raise LeaseLost(queue, lost)\n",
@@ -218,6 +235,14 @@ MUTANTS = (
         "THEN 1 ELSE %(limit)s END",
         "THEN %(limit)s ELSE %(limit)s END",
         ("tests/test_claiming.py",),
+    ),
+    Mutant(
+        POISON,
+        "a consumer takes a suspect beside what it holds",
+        "consumer.py",
+        "            suspects=self._is_alone(before),\n",
+        "            suspects=True,\n",
+        ("tests/test_consumer.py",),
     ),
     Mutant(
         POISON,
@@ -290,7 +315,7 @@ MUTANTS = (
         "sql.py",
         "SELECT queue.name, %(payload)s::jsonb, %(headers)s::jsonb,\n       statement_timestamp() + %(delay)s",
         "SELECT queue.name, %(payload)s::jsonb, %(headers)s::jsonb,\n       now() + %(delay)s",
-        ("tests/cases",),
+        ("tests/cases/test_transaction_cases.py",),
     ),
     Mutant(
         CLOCK,
@@ -298,6 +323,14 @@ MUTANTS = (
         "services.py",
         '        "delay": outgoing.delay,\n',
         '        "delay": outgoing.delay and outgoing.delay + time.time() - time.clock_gettime(time.CLOCK_REALTIME),\n',
-        ("tests/cases",),
+        ("tests/cases/test_transaction_cases.py",),
+    ),
+    Mutant(
+        CLOCK,
+        "idleness is computed from the application's clock",
+        "services.py",
+        "_run(using, sql.IDLE_QUEUES, idle_for=idle_for)",
+        "_run(using, sql.IDLE_QUEUES, idle_for=idle_for + time.clock_gettime(time.CLOCK_REALTIME) - time.time())",
+        ("tests/cases/test_transaction_cases.py",),
     ),
 )

@@ -22,6 +22,7 @@ from tests.support import (
     DEADLINE,
     backdate,
     in_threads,
+    is_waiting,
     make_message,
     make_queue,
     payloads,
@@ -237,7 +238,7 @@ def test_b60_no_message_is_left_without_a_queue(form, first):
             reaper.begin()
             assert reaper.sql(services.sql.LOCK_IDLE_QUEUE, params)
             publishing = publisher.start(publish)
-            time.sleep(0.05)
+            wait_until(lambda: is_waiting(publisher.pid), what="the publisher to wait for the reaper")
             assert reaper.sql(services.sql.DELETE_IDLE_QUEUE, params)
             reaper.commit()
             publishing.result(DEADLINE)

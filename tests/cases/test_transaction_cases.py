@@ -1,10 +1,14 @@
 """Real failures of other systems over transactions and clocks: B47, B53, B54."""
 
+import re
 import time
 from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from django.db import connection, transaction
+from django.utils import timezone
 
 from django_pgqueue import Queue, services
 from django_pgqueue.consumer import Consumer
@@ -146,9 +150,10 @@ SHIFTS = {"10 minutes ahead": 600, "10 minutes behind": -600, "a day ahead": 86_
 @pytest.fixture(params=SHIFTS)
 def shifted(request, monkeypatch):
     """Let this process's wall clock be wrong; elapsed time is monotonic and stays right."""
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + SHIFTS[request.param])
-    return SHIFTS[request.param]
+    shift, real, now = SHIFTS[request.param], time.time, timezone.now
+    monkeypatch.setattr(time, "time", lambda: real() + shift)
+    monkeypatch.setattr(timezone, "now", lambda: now() + timedelta(seconds=shift))
+    return shift
 
 
 def test_b47_delays_leases_and_expiry_do_not_follow_the_applications_clock(shifted):
@@ -180,6 +185,38 @@ def test_b47_idleness_does_not_follow_the_applications_clock(shifted):
     assert Reaper("default", idle_for=3600).run_once().queues == ["idle"]
     services.touch(["used"], "default")
     assert abs(age_of("used")) < 5
+
+
+#: What would tell the time of this host.
+WALL_CLOCK = re.compile(r"\btime\.time\b|\btime_ns\b|\b(timezone|datetime)\.now\b|utcnow|\.today\b|CLOCK_REALTIME")
+
+
+def test_b47_no_module_of_the_package_asks_this_host_for_the_time():
+    """The database's clock decides, and what elapses here is measured by a monotonic one."""
+    modules = list(Path(services.__file__).parent.rglob("*.py"))
+    assert len(modules) > 20
+    assert [module.name for module in modules if WALL_CLOCK.search(module.read_text())] == []
+
+
+@pytest.mark.parametrize("form", ["publish", "publish_many", "heal"])
+def test_b47_delay_and_ttl_count_from_the_publish_in_a_long_transaction(form):
+    """Not from the transaction's start, which may be long ago."""
+    queue = Queue("q", auto_deleted=True)
+    queue.declare()
+    if form == "heal":
+        delete_queue("q")
+    with transaction.atomic():
+        fetch("SELECT pg_sleep(0.3)")
+        if form == "publish_many":
+            queue.publish_many([{"n": 1}], delay=10, ttl=20)
+        else:
+            queue.publish({"n": 1}, delay=10, ttl=20)
+        ((due, expires),) = fetch(
+            "SELECT extract(epoch FROM read_after - now()), extract(epoch FROM expires_at - now())"
+            " FROM django_pgqueue_messagequeueitem"
+        )
+    assert due >= 10.3
+    assert expires >= 30.3
 
 
 def test_b47_a_clock_that_steps_back_while_a_consumer_runs_changes_nothing(monkeypatch):
