@@ -66,17 +66,24 @@ def test_an_early_acked_message_dies_with_its_worker() -> None:
     assert payloads("work") == []
 
 
-@pytest.mark.parametrize("ack", ["late", "atomic"])
-def test_a_stalled_worker_settles_nothing_that_is_no_longer_its_own(tmp_path: Path, ack: str) -> None:
+@pytest.mark.parametrize(
+    ("ack", "outcome"),
+    [("late", {}), ("atomic", {}), ("late", {"fail": "late"}), ("late", {"reject": "late"})],
+    ids=["ack", "atomic ack", "nack", "reject"],
+)
+def test_a_stalled_worker_settles_nothing_that_is_no_longer_its_own(
+    tmp_path: Path, ack: str, outcome: dict[str, str]
+) -> None:
     """
     Case B42: SIGSTOP past the lease, another worker is in mid-handler, SIGCONT: its claim stays untouched.
 
-    The stale worker says that it lost the lease; when the new owner fails, the message is retried.
+    Whatever the stale worker makes of it, it is told that it lost the lease; when the new owner fails, the
+    message is retried.
     """
     hold, hold_second = tmp_path / "first", tmp_path / "second"
     queues = [{"name": "work", "handler": {"ack": ack}}]
     mark = tmp_path / "started"
-    Queue("work").publish_many([{"mark": str(mark), "hold": str(hold), "times": 1}, {}])
+    Queue("work").publish_many([{"mark": str(mark), "hold": str(hold), "times": 1, **outcome}, {}])
     with worker(queues=queues) as stale:
         wait_until(mark.exists)
         stale.send(signal.SIGSTOP)
