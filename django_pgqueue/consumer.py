@@ -38,6 +38,8 @@ OWN_THREADS = 3
 JOIN_TIMEOUT = 1.0
 # Seconds for which an extension tries rows that somebody else has locked; the next one is soon.
 EXTEND_PATIENCE = 0.2
+# An extension is due after a third of a lease; past this share of it something holds it up.
+LATE = 0.75
 # How many orphans one look adopts.
 ADOPT_BATCH = 1_000
 
@@ -449,6 +451,14 @@ class Consumer:
             messages = [one.message for one in held]
             patience = min(EXTEND_PATIENCE, lane.queue.lease / 10)
             extension = services.extend(messages, lane.queue.lease, self.using, patience=patience)
+            late = [
+                one.message.id
+                for one in held
+                if one.message.id in extension.extended and now - one.confirmed > lane.queue.lease * LATE
+            ]
+            if late:
+                # In time, but a little more and others would have taken them.
+                logger.warning("leases extended late queue=%s ids=%s", lane.queue.name, late[:10])
             for one in held:
                 if one.message.id in extension.extended:
                     one.confirmed = now

@@ -128,6 +128,22 @@ def test_nothing_starts_on_an_old_confirmation() -> None:
     assert not lane.may_start(Held(message, now, lost=True))
 
 
+@pytest.mark.parametrize(("age", "is_late"), [(50, True), (25, False)])
+def test_an_extension_that_is_late_but_in_time_is_warned_of(
+    age: float, is_late: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message stays, the log tells its id: the database or this process is too slow."""
+    queue = Queue("q", lease=60)
+    queue.publish(1)
+    consumer = Consumer([queue.make_handler(lambda message: None)])
+    (lane,) = consumer._lanes
+    (message,) = queue.claim()
+    lane.held[message.id] = held = Held(message, time.monotonic() - age)
+    consumer._extend()
+    assert not held.lost and time.monotonic() - held.confirmed < 10
+    assert (f"leases extended late queue=q ids=[{message.id}]" in caplog.text) is is_late
+
+
 def test_waiting_messages_of_an_old_confirmation_are_given_back_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are claimed again, once each, and handled."""
     queue = Queue("q", lease=60)
