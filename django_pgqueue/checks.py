@@ -14,13 +14,15 @@ from django.db import connections
 from django_pgqueue import services
 from django_pgqueue.conf import SETTING_TYPES, settings
 from django_pgqueue.queues import check_backoff
+from django_pgqueue.validation import MAX_SECONDS
 
 
 def check_engine(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """E001: the queue's database is PostgreSQL."""
+    """E001: the queue's database is PostgreSQL, and the aliases are there."""
     alias = settings.DATABASE
-    if alias not in django_settings.DATABASES:
-        return [Error(f"PGQUEUE: DATABASE names no database alias: {alias!r}.", id="django_pgqueue.E001")]
+    for key, name in (("DATABASE", alias), ("LISTEN_DATABASE", settings.LISTEN_DATABASE or alias)):
+        if name not in django_settings.DATABASES:
+            return [Error(f"PGQUEUE: {key} names no database alias: {name!r}.", id="django_pgqueue.E001")]
     if connections[alias].vendor != "postgresql":
         return [
             Error(
@@ -69,11 +71,13 @@ def _problem(key: str, value: Any) -> str:
     hint = SETTING_TYPES[key]
     allowed = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None:
-        return "" if type(None) in allowed else "must not be None"
+        return "" if type(None) in allowed else "must have a value"
     if str in allowed:
         return "" if isinstance(value, str) else "must be a str"
     if isinstance(value, bool) or not isinstance(value, (int, float) if float in allowed else int):
         return "must be a number"
+    if value > MAX_SECONDS:
+        return f"must be at most {MAX_SECONDS}"
     return "" if value > 0 or (key == "NOTIFY_INTERVAL" and value == 0) else "must be more than 0"
 
 

@@ -44,7 +44,7 @@ class Settings:
 
     def __getattribute__(self, name: str) -> Any:
         if name.isupper():
-            configured = getattr(django_settings, "PGQUEUE", {})
+            configured = getattr(django_settings, "PGQUEUE", None) or {}
             if name in configured:
                 return configured[name]
         return super().__getattribute__(name)

@@ -66,7 +66,7 @@ class LeaseLost(PGQueueError):
 class Nack(Exception):
     """Raised by a handler: give the message back, to be delivered again after ``delay`` seconds."""
 
-    def __init__(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
+    def __init__(self, reason: object = "", *, delay: float | timedelta | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.delay = delay
@@ -75,6 +75,6 @@ class Nack(Exception):
 class Reject(Exception):
     """Raised by a handler: give the message up, it goes to the dead-letter queue at once."""
 
-    def __init__(self, reason: str = "") -> None:
+    def __init__(self, reason: object = "") -> None:
         super().__init__(reason)
         self.reason = reason

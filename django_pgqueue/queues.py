@@ -310,6 +310,8 @@ class Queue:
             raise ValueError(f"ack must be one of {', '.join(ACK_MODES)}, not {ack!r}")
         if not callable(function):
             raise ValueError(f"{function!r} is not callable, so it cannot be the handler of queue {self.name!r}")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ValueError(f"{function!r} is a generator, so calling it does not run it; return, don't yield")
         is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
         if is_async and ack == "atomic":
             raise ValueError(
@@ -336,6 +338,8 @@ class Queue:
 def check_backoff(backoff: Mapping[str, float]) -> dict[str, float]:
     """Return a complete back-off, else raise ``ValueError`` naming the key that is wrong."""
     complete = {"base": 1.0, "factor": 2.0, "max": 3600.0, "jitter": 0.1}
+    if not isinstance(backoff, Mapping):
+        raise ValueError(f"backoff must be a mapping or a callable, not {type(backoff).__name__}")
     for key, value in backoff.items():
         if key not in complete:
             raise ValueError(f"backoff has no {key!r}; it has {', '.join(complete)}")

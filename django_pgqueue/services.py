@@ -262,7 +262,12 @@ def _tell_created(connection: BaseDatabaseWrapper, declaration: Declaration) -> 
         else:
             signals.queue_created.send_robust(declaration.name, using=using)
 
-    if connection.in_atomic_block:
+    _once_committed(tell, using)
+
+
+def _once_committed(tell: Callable[[], None], using: str) -> None:
+    """Tell at once, or inside a transaction when it commits: what is rolled back did not happen."""
+    if connections[using].in_atomic_block:
         transaction.on_commit(tell, using=using, robust=True)
     else:
         tell()
@@ -738,21 +743,23 @@ def dead_letter(
                 moved.setdefault(target, []).append(message_id)
         for target, moved_ids in moved.items():
             taken += moved_ids
-            signals.messages_dead_lettered.send_robust(
-                declaration.name,
-                using=using,
-                ids=moved_ids,
-                target=target,
-                reason=reason_of[moved_ids[0]],
-            )
+            _tell_dead_lettered(declaration.name, moved_ids, target, reason_of[moved_ids[0]], using)
         waiting = [message_id for message_id, _, done in rows if not done]
         for target in sorted({target for _, target, done in rows if not done}):
             _run(using, sql.ENSURE_DEAD_LETTER_QUEUE, name=declaration.name, target=target)
     return taken
 
 
-def sanitize(text: str) -> str:
+def _tell_dead_lettered(name: str, ids: list[int], target: str | None, reason: str, using: str) -> None:
+    def tell() -> None:
+        signals.messages_dead_lettered.send_robust(name, using=using, ids=ids, target=target, reason=reason)
+
+    _once_committed(tell, using)
+
+
+def sanitize(text: object) -> str:
     """Return text that PostgreSQL can store: no NUL, no lone surrogate, capped."""
+    text = str(text)
     capped = text if len(text) <= MAX_REASON_LENGTH else f"{text[:MAX_REASON_LENGTH]}…"
     return capped.replace("\0", "\\0").encode(errors="backslashreplace").decode()
 

@@ -40,9 +40,10 @@ def check_seconds(value: object, what: str, *, zero: bool = True) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{what} must be seconds (a number or a timedelta), not {type(value).__name__}")
-    if not math.isfinite(value) or value < 0 or value > MAX_SECONDS or (value == 0 and not zero):
+    # Compared before isfinite, which cannot take an int beyond a float's range.
+    if not -1 <= value <= MAX_SECONDS or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         least = "from 0" if zero else "more than 0"
-        raise ValueError(f"{what} must be {least} to {MAX_SECONDS} seconds, not {value!r}")
+        raise ValueError(f"{what} must be {least} to {MAX_SECONDS} seconds, not {value!r:.40}")
     return value
 
 

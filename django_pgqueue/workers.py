@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from asgiref.sync import sync_to_async
 from django.db import connections, reset_queries, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg.pq import TransactionStatus
 
 from django_pgqueue import services, signals
 from django_pgqueue.exceptions import Nack, Reject
@@ -190,7 +191,8 @@ class Workers:
                 outcome = handle(lane, held.message)
             else:
                 outcome = RELEASE
-            guard.after()
+            if guard.after():
+                outcome = self._left_open(lane, held.message, outcome)
             self._finished(lane, held, outcome)
         guard.close()
 
@@ -239,10 +241,18 @@ class Workers:
             return self._failure(lane, message, error)
         return SETTLED
 
+    def _left_open(self, lane: Lane, message: Message, outcome: Outcome) -> Outcome:
+        """Make a failure of a handler that returned inside a transaction: its changes were rolled back."""
+        error = RuntimeError("the handler left a transaction open; its changes were rolled back")
+        if lane.handler.ack == "early":
+            logger.error("handler left a transaction open queue=%s id=%s", lane.queue.name, message.id)
+            return outcome
+        return self._failure(lane, message, error) if outcome.verb in ("ack", "settled") else outcome
+
     def _failure(self, lane: Lane, message: Message, error: BaseException) -> Outcome:
         if isinstance(error, Reject):
-            return Outcome("reject", error.reason or "rejected")
-        reason = error.reason or "nack" if isinstance(error, Nack) else text_of(error)
+            return Outcome("reject", reason_of(error) or "rejected")
+        reason = reason_of(error) or "nack" if isinstance(error, Nack) else text_of(error)
         try:
             if isinstance(error, Nack) and error.delay is not None:
                 delay = check_seconds(error.delay, "Nack(delay=…)")
@@ -281,8 +291,8 @@ class Workers:
                 outcome = await self._handle_async(lane, held.message)
             else:
                 outcome = RELEASE
-            if outcome.verb != "ack":
-                await sync_to_async(guard.after)()
+            if await sync_to_async(guard.after)():
+                outcome = self._left_open(lane, held.message, outcome)
             self._finished(lane, held, outcome)
 
     async def _take_async(self, lane: Lane) -> Held | None:
@@ -331,20 +341,23 @@ class ConnectionGuard:
                 if connection.connection is not None and not connection.in_atomic_block and not connection.is_usable():
                     self._drop(connection)
 
-    def after(self) -> None:
-        """Drop connections that the handler broke or left in a transaction."""
+    def after(self) -> bool:
+        """Drop connections that the handler broke or left in a transaction. Returns whether it left one open."""
         self._used = time.monotonic()
         reset_queries()
+        left_open = False
         for connection in connections.all(initialized_only=True):
             if connection.connection is None:
                 continue
-            if connection.in_atomic_block or not connection.autocommit:
+            if connection.in_atomic_block or not connection.autocommit or is_in_transaction(connection):
+                left_open = True
                 self._drop(connection)
             elif connection.errors_occurred:
                 if connection.is_usable():
                     connection.errors_occurred = False
                 else:
                     self._drop(connection)
+        return left_open
 
     def _drop(self, connection: BaseDatabaseWrapper) -> None:
         # A fresh wrapper too: the old one may believe that it is inside a transaction.
@@ -358,15 +371,31 @@ class ConnectionGuard:
 
 
 def call(handler: Handler, message: Message) -> None:
-    """Call a sync handler. One that hands out a coroutine has not done its work, and must not be acked."""
+    """Call a sync handler. One that hands out a coroutine or generator has not done its work: no ack for it."""
     result = handler.function(message)
-    if inspect.iscoroutine(result):
-        result.close()
-        raise TypeError(f"{handler.function!r} returned a coroutine; a handler is async def itself, or not async")
+    if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        if not inspect.isasyncgen(result):
+            result.close()
+        raise TypeError(
+            f"{handler.function!r} returned a {type(result).__name__}; a handler is a function, or async def itself"
+        )
 
 
-def text_of(error: BaseException) -> str:
-    """Return an exception's class and text, also when its text cannot be had."""
+def is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Tell whether the session is in a transaction that Django knows nothing of: a BEGIN by hand."""
+    if connection.vendor != "postgresql":
+        return False
+    status = connection.connection.info.transaction_status
+    return status in (TransactionStatus.INTRANS, TransactionStatus.INERROR, TransactionStatus.ACTIVE)
+
+
+def reason_of(word: Nack | Reject) -> str:
+    """Return the reason that a handler gave, as text: people pass the exception itself."""
+    return word.reason if isinstance(word.reason, str) else text_of(word.reason)
+
+
+def text_of(error: object) -> str:
+    """Return an object's class and text, mostly an exception's, also when its text cannot be had."""
     try:
         text = str(error)
     except Exception:

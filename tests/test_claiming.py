@@ -14,7 +14,7 @@ from tests.support import fetch, in_threads, make_message, second_session
 pytestmark = pytest.mark.django_db(transaction=True)
 
 # A document that PostgreSQL stores and that the json module cannot read: deeper than its recursion.
-DEEP = "(repeat('[', 6000) || repeat(']', 6000))::jsonb"
+DEEP = "(repeat('[', 12000) || repeat(']', 12000))::jsonb"
 # More digits than int() converts.
 LONG_INTEGER = "('[' || repeat('7', 5000) || ']')::jsonb"
 

@@ -402,3 +402,87 @@ def test_a_sync_handler_that_hands_out_a_coroutine_is_not_acked(ack: str) -> Non
     if ack != "early":
         (failures,) = MessageQueueItem.objects.values_list("failures", flat=True)
         assert "returned a coroutine" in failures[0]["reason"]
+
+
+# --- What a handler leaves behind ---
+
+
+def begin_by_hand() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda: transaction.set_autocommit(False),
+        lambda: transaction.atomic().__enter__(),
+        begin_by_hand,
+    ],
+    ids=["autocommit-off", "atomic-entered", "begin-by-hand"],
+)
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_handler_that_leaves_a_transaction_open_has_failed(leave: Any, *, is_async: bool) -> None:
+    """What it wrote is rolled back, so there is no ack; its neighbours' writes and acks are not touched."""
+    queue = Queue("q", max_deliveries=1)
+    bad, *good = queue.publish_many(["bad", 1, 2, 3])
+
+    def work(message: Message) -> None:
+        if message.payload == "bad":
+            leave()
+        see(message)
+
+    async def work_async(message: Message) -> None:
+        await sync_to_async(work)(message)
+
+    drain(queue, work_async if is_async else work)
+    assert sorted(Seen.objects.values_list("msg_id", flat=True)) == good
+    (row,) = MessageQueueItem.objects.values("pk", "queue_id", "failures")
+    assert (row["pk"], row["queue_id"]) == (bad, "q.dead")
+    assert "left a transaction open" in row["failures"][0]["reason"]
+
+
+def test_atomic_with_an_inner_block_left_entered_has_failed() -> None:
+    """Neither the handler's writes nor the ack are there, and the history says why."""
+    queue = Queue("q", max_deliveries=1)
+    queue.publish(1)
+
+    def handle(message: Message) -> None:
+        see(message)
+        transaction.atomic().__enter__()
+
+    drain(queue, handle, ack="atomic")
+    assert not Seen.objects.exists()
+    (row,) = MessageQueueItem.objects.values("queue_id", "failures")
+    assert row["queue_id"] == "q.dead"
+    assert "left a transaction open" in row["failures"][0]["reason"]
+
+
+@pytest.mark.parametrize("word", [Reject, Nack])
+def test_the_exception_itself_may_be_the_reason(word: Any) -> None:
+    """Its class and text are stored, and the worker goes on."""
+    queue = Queue("q", max_deliveries=1)
+    queue.publish_many([1, 2])
+
+    def handle(message: Message) -> None:
+        if message.payload == 1:
+            raise word(ValueError("no such order"))
+
+    assert drain(queue, handle) == 2
+    (row,) = MessageQueueItem.objects.values("queue_id", "failures")
+    assert (row["queue_id"], row["failures"][0]["reason"]) == ("q.dead", "builtins.ValueError: no such order")
+
+
+def test_a_generator_is_refused_as_a_handler() -> None:
+    """Calling it runs nothing; hidden in a wrapper it fails when it is called."""
+
+    def generate(message: Message) -> Any:
+        yield message
+
+    with pytest.raises(ValueError, match="generator"):
+        Queue("q").make_handler(generate)
+    queue = Queue("q", max_deliveries=1)
+    queue.publish(1)
+    drain(queue, lambda message: generate(message))
+    (row,) = MessageQueueItem.objects.values("failures")
+    assert "returned a generator" in row["failures"][0]["reason"]

@@ -105,7 +105,7 @@ def test_an_interval_waits_between_runs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--interval", "-1"], "--interval: must be a number of at least 0.0, not '-1'"),
+        (["--interval", "-1"], "--interval: must be a number of at least 0.1, not '-1'"),
         (["--interval", "soon"], "--interval: must be"),
         (["--idle-for", "inf"], "--idle-for: must be"),
         (["--batch-size", "0"], "--batch-size: must be"),

@@ -24,7 +24,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--interval",
-            type=at_least(0.0),
+            type=at_least(0.1),
             help="run again every so many seconds (default: run once)",
         )
         parser.add_argument("--idle-for", type=at_least(0.0), help="seconds of idleness (default: REAP_IDLE_AFTER)")
@@ -47,6 +47,8 @@ class Command(BaseCommand):
 
         def run_once() -> None:
             self._report(reaper.run_once(), options["format"], options["verbosity"])
+            # Whoever reads the lines through a pipe wants them as they come.
+            self.stdout.flush()
 
         if options["interval"] is None:
             try:
