@@ -191,7 +191,9 @@ def test_good_names_work_in_every_statement(name):
 
 
 @pytest.mark.parametrize(
-    "options", [{"delay": -1}, {"delay": math.nan}, {"ttl": 0}, {"ttl": "5"}, {"delay": 1e12}], ids=repr
+    "options",
+    [{"delay": -1}, {"delay": math.nan}, {"ttl": 0}, {"ttl": "5"}, {"delay": 1e12}, {"delay": 10**400}],
+    ids=repr,
 )
 def test_bad_times_are_refused_before_any_sql(queue, options):
     """Negative, not a number, too far for a date that Python can read back."""

@@ -173,6 +173,8 @@ def test_the_project_as_it_is_passes_its_checks():
         ({"LEASE": -1, "PREFETCH": 1.5}, ["E003", "E003"]),
         ({"MAX_DELIVERIES": True}, ["E003"]),
         ({"LEASE": None}, ["E003"]),
+        ({"LEASE": 1e30}, ["E003"]),
+        ({"BACKOFF": 5}, ["E003"]),
         ({"BACKOFF": {"bass": 1}}, ["E003"]),
         ({"BACKOFF": {"factor": 0.5}}, ["E003"]),
         (["LEASE"], ["E003"]),
@@ -210,6 +212,14 @@ def test_another_engine_is_an_error():
         del connections["lite"]
         del connections.settings["lite"]
     assert message.id == "django_pgqueue.E001" and "sqlite" in message.msg
+
+
+@pytest.mark.parametrize("key", ["DATABASE", "LISTEN_DATABASE"])
+def test_an_alias_that_is_not_there_is_an_error(key):
+    """E001 names the setting."""
+    with override_settings(PGQUEUE={key: "nowhere"}):
+        (message,) = checks.check_engine(None)
+    assert message.id == "django_pgqueue.E001" and f"{key} names no database alias" in message.msg
 
 
 def test_an_unknown_setting_names_the_nearest():
