@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -15,6 +16,10 @@ from django_pgqueue import services
 from django_pgqueue.conf import SETTING_TYPES, settings
 from django_pgqueue.queues import check_backoff
 from django_pgqueue.validation import MAX_SECONDS
+
+# At most 30: with the hash of a long name it must fit the 63 bytes of a channel's name. A colon would
+# let queue "b:c" of prefix "a" and queue "c" of prefix "a:b" share a channel.
+CHANNEL_PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,30}")
 
 
 def check_engine(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
@@ -72,6 +77,9 @@ def _problem(key: str, value: Any) -> str:
     allowed = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None:
         return "" if type(None) in allowed else "must have a value"
+    if key == "CHANNEL_PREFIX":
+        is_good = isinstance(value, str) and CHANNEL_PREFIX.fullmatch(value)
+        return "" if is_good else "must be 1 to 30 letters, digits, dots, hyphens or underscores"
     if str in allowed:
         return "" if isinstance(value, str) else "must be a str"
     if isinstance(value, bool) or not isinstance(value, (int, float) if float in allowed else int):

@@ -39,6 +39,9 @@ class Settings:
     POLL_INTERVAL: float = 5
     #: Seconds between two wake-ups of one queue by one process, at the least.
     NOTIFY_INTERVAL: float = 0.05
+    #: How the names of the notification channels begin. Channels belong to the database and not to a
+    #: schema: of several installations in one database, each needs another.
+    CHANNEL_PREFIX: str = "django_pgqueue"
     #: Largest payload, in bytes of UTF-8 JSON.
     MAX_PAYLOAD_BYTES: int = 16 * 1024 * 1024
 

@@ -537,10 +537,10 @@ def notify(name: str, using: str) -> None:
 
 def channel(name: str) -> str:
     """Return the notification channel of a queue. PostgreSQL cuts names at 63 bytes, so long ones are hashed."""
-    plain = f"django_pgqueue:{name}"
+    plain = f"{settings.CHANNEL_PREFIX}:{name}"
     if len(plain.encode()) <= 63:
         return plain
-    return f"django_pgqueue#{blake2s(name.encode(), digest_size=16).hexdigest()}"
+    return f"{settings.CHANNEL_PREFIX}#{blake2s(name.encode(), digest_size=16).hexdigest()}"
 
 
 # --- Claiming and settling ------------------------------------------------------------------------
