@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from django.db import connections
 
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.models import QueueConsumer
+from django_pgqueue.reaper import Reaper
 from tests.support import DEADLINE, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,14 +78,22 @@ class Worker:
         return QueueConsumer.objects.filter(pid=self.pid).exists()
 
 
-def environment(queues: Sequence[Any] = (), settings: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Return the environment in which a command is on the test database."""
-    url = urlsplit(os.environ["DATABASE_URL"])
-    name = connections["default"].settings_dict["NAME"]
+def database_url(**parts: str) -> str:
+    """Return the URL of the test database, with `parts` of it (netloc, path, query) as given."""
+    path = f"/{connections['default'].settings_dict['NAME']}"
+    return urlunsplit(urlsplit(os.environ["DATABASE_URL"])._replace(**{"path": path, **parts}))
+
+
+def environment(
+    queues: Sequence[Any] = (),
+    settings: Mapping[str, Any] | None = None,
+    url: str | None = None,
+) -> dict[str, str]:
+    """Return the environment in which a command is on the test database, or on that of `url`."""
     return {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.settings",
-        "DATABASE_URL": urlunsplit(url._replace(path=f"/{name}")),
+        "DATABASE_URL": url or database_url(),
         "PGQUEUE_SETTINGS": json.dumps({**SHORT, **(settings or {})}),
         "TESTAPP_QUEUES": json.dumps([{"name": one} if isinstance(one, str) else one for one in queues]),
         "PYTHONWARNINGS": "error",
@@ -95,6 +105,7 @@ def command(
     *arguments: str,
     queues: Sequence[Any] = (),
     settings: Mapping[str, Any] | None = None,
+    url: str | None = None,
 ) -> Iterator[Worker]:
     """Start a management command; kill it at the end if it still runs."""
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +114,7 @@ def command(
             process = subprocess.Popen(
                 [sys.executable, "-m", "django", *arguments],
                 cwd=ROOT,
-                env=environment(queues, settings),
+                env=environment(queues, settings, url),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -121,9 +132,10 @@ def worker(
     *arguments: str,
     queues: Sequence[Any] = ("work",),
     settings: Mapping[str, Any] | None = None,
+    url: str | None = None,
 ) -> Iterator[Worker]:
     """Start `consume_queues` and wait until it consumes. Queues are as in `testapp.queues`, or names."""
-    with command("consume_queues", *arguments, queues=queues, settings=settings) as running:
+    with command("consume_queues", *arguments, queues=queues, settings=settings, url=url) as running:
         wait_until(running.is_beating, what="the worker's first heartbeat")
         yield running
 
@@ -134,12 +146,13 @@ def run(
     settings: Mapping[str, Any] | None = None,
     stdin: str | bytes = b"",
     timeout: float = 60.0,
+    url: str | None = None,
 ) -> "subprocess.CompletedProcess[str]":
     """Run a management command to its end."""
     done = subprocess.run(
         [sys.executable, "-m", "django", *arguments],
         cwd=ROOT,
-        env=environment(queues, settings),
+        env=environment(queues, settings, url),
         input=stdin.encode() if isinstance(stdin, str) else stdin,
         capture_output=True,
         timeout=timeout,
@@ -158,3 +171,25 @@ def consuming(consumer: Consumer) -> Iterator[Consumer]:
         finally:
             consumer.stop()
             future.result(DEADLINE)
+
+
+@contextmanager
+def reaping(idle_for: float) -> Iterator[list[str]]:
+    """Run the reaper in a tight loop in a thread of this process, and collect the queues that it reaps."""
+    stop = threading.Event()
+    reaped: list[str] = []
+
+    def loop() -> None:
+        try:
+            while not stop.is_set():
+                reaped.extend(Reaper("default", idle_for=idle_for).run_once().queues)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        yield reaped
+    finally:
+        stop.set()
+        thread.join(DEADLINE)
