@@ -136,7 +136,9 @@ class Queue:
 
         Inside ``atomic()`` the message is part of the transaction: others see it when that
         commits. Publishers never wait for each other while the queue exists. A reaped auto-deleted
-        queue is made again, in the same transaction.
+        queue is made again, in the same transaction. A transaction of another database than
+        ``using`` has no part in it, which is warned of once; ``transaction.on_commit(…,
+        using=OTHER)`` publishes after that one.
 
         Raises ``PayloadError`` or ``ValueError`` before any SQL is sent, and ``QueueNotFound``
         when a standing queue is gone that this process had seen within ``DECLARE_TTL``; the
@@ -343,7 +345,8 @@ def check_backoff(backoff: Mapping[str, float]) -> dict[str, float]:
     for key, value in backoff.items():
         if key not in complete:
             raise ValueError(f"backoff has no {key!r}; it has {', '.join(complete)}")
-        complete[key] = check_seconds(value, f"backoff[{key!r}]")
+        # A float: an int raised to the two-billionth power would take minutes and gigabytes.
+        complete[key] = float(check_seconds(value, f"backoff[{key!r}]"))
     if complete["factor"] < 1 or complete["jitter"] > 1:
         raise ValueError("backoff: factor must be at least 1, jitter at most 1")
     return complete

@@ -20,7 +20,8 @@ def check_name(name: object) -> str:
     Return ``name`` if it may name a queue, else raise ``InvalidQueueName``.
 
     1 to 250 printable characters (255 where it ends in ``.dead``), not starting or ending with a
-    space, in Unicode normal form C, so that two names which look alike are not two queues.
+    space, in Unicode normal form C, so that two names which look alike are not two queues. Not "."
+    or "..", which no URL can hold.
     """
     if not isinstance(name, str):
         raise InvalidQueueName(f"a queue name must be a str, not {type(name).__name__}")
@@ -29,6 +30,8 @@ def check_name(name: object) -> str:
         raise InvalidQueueName(f"a queue name has 1 to {longest} characters, not {len(name)}: {name[:40]!r}")
     if not name.isprintable() or name != name.strip():
         raise InvalidQueueName(f"a queue name has printable characters only, and no space at its ends: {name!r}")
+    if name in {".", ".."}:
+        raise InvalidQueueName(f"a queue name cannot be {name!r}: browsers take it for a folder")
     if not unicodedata.is_normalized("NFC", name):
         raise InvalidQueueName(f"a queue name must be in Unicode normal form C: {name!r}")
     return name
