@@ -1,6 +1,5 @@
 """Claiming: what is taken, in which order, how much, and what is set aside on the way."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -359,47 +358,3 @@ def test_a_missing_dead_letter_queue_is_made() -> None:
     MessageQueue.objects.filter(name="letters").delete()
     assert queue.claim(10) == []
     assert state(lost.pk)["queue_id"] == "letters"
-
-
-# --- B33 ---
-
-
-@pytest.mark.parametrize("statistics", ["none", "wrong"])
-def test_a_claim_locks_no_more_than_it_returns_whatever_the_statistics_say(statistics: str) -> None:
-    """
-    Case B33: a planner that knows nothing, or that knows the table as it once was, re-runs no locking subquery.
-
-    After each round the leased rows are those that were returned, under the token of their claim.
-    """
-    queue = Queue("q")
-    queue.declare()
-    with second_session() as admin:
-        admin.execute("ALTER TABLE django_pgqueue_messagequeueitem SET (autovacuum_enabled = off)")
-        if statistics == "wrong":
-            make_message("q", due_in=60, lease=60)
-            admin.execute("ANALYZE django_pgqueue_messagequeueitem")
-            MessageQueueItem.objects.all().delete()
-        admin.execute(
-            "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, read_after)"
-            " SELECT 'q', '{}', CASE WHEN n % 3 = 0 THEN now() - interval '1 hour' END"
-            " FROM generate_series(1, 20000) AS n"
-        )
-    counted = threading.Lock()
-    returned: dict[int, Any] = {}
-
-    def take(number: int) -> None:
-        for option in ("enable_hashjoin", "enable_mergejoin", "enable_material"):
-            fetch(f"SET {option} = off")
-        for limit in (1, 7) * 5:
-            messages = queue.claim(limit)
-            assert 0 < len(messages) <= limit
-            with counted:
-                assert not returned.keys() & {message.id for message in messages}
-                returned.update({message.id: message.token for message in messages})
-
-    try:
-        in_threads(8, take)
-        leased = dict(MessageQueueItem.objects.leased().values_list("id", "lease_token"))
-        assert leased == returned
-    finally:
-        fetch("ALTER TABLE django_pgqueue_messagequeueitem RESET (autovacuum_enabled)")

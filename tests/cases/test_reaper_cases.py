@@ -1,14 +1,10 @@
-"""Real failures of other systems over queues that come and go: B36, B59, B60, B64."""
+"""Real failures of other systems over queues that come and go: B59, B60, B64."""
 
 import json
 import logging
 import random
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from django.core.management import call_command
@@ -16,7 +12,7 @@ from django.db import connections, transaction
 
 from django_pgqueue import Queue, services
 from django_pgqueue.consumer import Consumer
-from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.reaper import Reaper
 from tests.support import (
     DEADLINE,
@@ -29,114 +25,15 @@ from tests.support import (
     sessions,
     wait_until,
 )
-from tests.workers import ROOT, environment
+from tests.workers import reaping
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@contextmanager
-def reaping(idle_for: float) -> Iterator[list[str]]:
-    """Run the reaper in a tight loop beside, and collect the queues that it reaps."""
-    stop = threading.Event()
-    reaped: list[str] = []
-
-    def loop() -> None:
-        try:
-            while not stop.is_set():
-                reaped.extend(Reaper("default", idle_for=idle_for).run_once().queues)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    try:
-        yield reaped
-    finally:
-        stop.set()
-        thread.join(DEADLINE)
 
 
 def drain(queue: Queue) -> list:
     seen: list = []
     Consumer([queue.make_handler(lambda message: seen.append(message.payload))], drain=True).run()
     return seen
-
-
-# --- B36: everybody creates the same queue at once ---
-
-
-@pytest.mark.parametrize("with_reaper", [False, True], ids=["alone", "beside a reaper"])
-@pytest.mark.parametrize("auto_deleted", [False, True], ids=["standing", "auto-deleted"])
-def test_b36_everybody_publishes_to_a_queue_that_does_not_exist(auto_deleted, with_reaper):
-    """Twenty sessions at once, half of them in transactions with other writes, on ten new names."""
-    with reaping(idle_for=0) if with_reaper else sessions(0):
-        for round_number in range(10):
-            queue = Queue(f"new.{round_number}", auto_deleted=auto_deleted)
-
-            def publish(number: int, queue: Queue = queue) -> None:
-                if number % 2:
-                    queue.publish({"n": number})
-                    return
-                with transaction.atomic():
-                    make_queue(f"{queue.name}.other.{number}")
-                    queue.publish({"n": number})
-
-            services.forget_declared()
-            in_threads(20, publish)
-            assert sorted(payload["n"] for payload in payloads(queue.name)) == list(range(20))
-            assert MessageQueue.objects.filter(name__startswith=f"{queue.name}.other.").count() == 10
-    assert not MessageQueueItem.objects.filter(queue=None).exists()
-
-
-B36_PROCESS = """
-import sys, django
-django.setup()
-from django.db import transaction
-from django_pgqueue import Queue
-from django_pgqueue.models import MessageQueue
-number = int(sys.argv[1])
-print("ready", flush=True)
-for line in sys.stdin:
-    name = line.strip()
-    queue = Queue(name, auto_deleted=True)
-    if number % 2:
-        queue.publish({"n": number})
-    else:
-        with transaction.atomic():
-            MessageQueue.objects.create(name=f"{name}.other.{number}")
-            queue.publish({"n": number})
-    print("done", flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_b36_processes_create_the_same_queue_at_once():
-    """The same with four processes, each of which has its own idea of what is declared."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", B36_PROCESS, str(number)],
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(4)
-    ]
-    try:
-        assert [process.stdout.readline() for process in processes] == ["ready\n"] * 4
-        for round_number in range(10):
-            for process in processes:
-                process.stdin.write(f"new.{round_number}\n")
-                process.stdin.flush()
-            assert [process.stdout.readline() for process in processes] == ["done\n"] * 4
-            assert sorted(payload["n"] for payload in payloads(f"new.{round_number}")) == list(range(4))
-            assert MessageQueue.objects.filter(name__startswith=f"new.{round_number}.other.").count() == 2
-    finally:
-        for process in processes:
-            process.stdin.close()
-            process.wait(DEADLINE)
-            process.stdout.close()
 
 
 # --- B59: idle queue deleted under a publisher ---
