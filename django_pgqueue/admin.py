@@ -8,6 +8,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
+from django_pgqueue.conf import database_alias
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 
 
@@ -26,6 +27,10 @@ class UncountedPaginator(Paginator):  # type: ignore[type-arg]  # not generic at
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
     actions = None
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        # Where the queues are: a router may send reads to a replica that lags behind.
+        return super().get_queryset(request).using(database_alias())
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -74,5 +79,6 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
         match = request.resolver_match
         if match is not None and str(match.url_name).endswith("_changelist"):
             # Payloads may be megabytes; a list shows none.
-            queryset = queryset.defer("payload", "headers", "failures")
-        return queryset
+            return queryset.defer("payload", "headers", "failures")
+        # The link to its queue: read along, or a router may look for it elsewhere.
+        return queryset.select_related("queue")
