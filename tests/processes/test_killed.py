@@ -3,6 +3,7 @@
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,11 @@ def test_a_stalled_worker_settles_nothing_that_is_no_longer_its_own(
     assert Seen.objects.exclude(msg_id=before["id"]).count() == 1
 
 
-def test_a_message_that_kills_its_workers_is_set_aside_and_takes_nobody_along() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "death", [{"signal": signal.SIGKILL}, {"exit": 1}, {"segfault": True}], ids=["SIGKILL", "exit", "segfault"]
+)
+def test_a_message_that_kills_its_workers_is_set_aside_and_takes_nobody_along(death: dict[str, Any]) -> None:
     """
     Case B67: after max_deliveries deaths it is a dead letter "worker lost"; twenty neighbours are handled.
 
@@ -120,17 +125,37 @@ def test_a_message_that_kills_its_workers_is_set_aside_and_takes_nobody_along() 
     queue = Queue("work", max_deliveries=3)
     queues = [{"name": "work", "queue": {"max_deliveries": 3}}]
     queue.publish_many([{}] * 10)
-    killer = queue.publish({"signal": signal.SIGKILL})
+    killer = queue.publish(death)
     queue.publish_many([{}] * 10)
     begun = 0
     while payloads("work"):
         begun += 1
         assert begun <= 4
-        with worker(queues=queues, settings={"LEASE": 1.5}) as running:
+        with worker(queues=queues, settings={"LEASE": 1}) as running:
             wait_until(lambda running=running: not payloads("work") or not running.is_running)  # type: ignore[misc]
     dead = MessageQueueItem.objects.get(queue="work.dead")
     assert dead.pk == killer
     assert dead.failures is not None
     assert "worker lost" in dead.failures[-1]["reason"]
+    assert dead.failures[-1]["delivery_count"] == 3
     assert Seen.objects.filter(msg_id=killer).count() == 3
     assert Seen.objects.exclude(msg_id=killer).values("msg_id").distinct().count() == 20
+
+
+def test_a_message_that_takes_too_much_memory_kills_no_worker() -> None:
+    """
+    Case B67: where the limit is the process's own, the handler fails with MemoryError and the worker lives.
+
+    It is retried, and a dead letter after max_deliveries; the neighbours are handled by the same worker.
+    """
+    queue = Queue("work", max_deliveries=3)
+    greedy = queue.publish({"megabytes": 300})
+    queue.publish_many([{}] * 20)
+    with worker(queues=[{"name": "work", "queue": {"max_deliveries": 3}}]) as running:
+        wait_until(lambda: not payloads("work"))
+        assert running.stop() == 0
+    dead = MessageQueueItem.objects.get(queue="work.dead")
+    assert dead.pk == greedy
+    assert dead.failures is not None
+    assert [failure["reason"] for failure in dead.failures] == ["builtins.MemoryError: "] * 3
+    assert Seen.objects.exclude(msg_id=greedy).count() == 20

@@ -7,11 +7,14 @@ Each start is noted in `Seen`, in the transaction that the handler runs in. Keys
 * `times`: misbehave at so many first deliveries only (default: at all)
 * `sleep`: seconds; `hold`: wait until this file exists
 * `fail`, `nack`, `reject`: the text of an exception; `delay`: that of a nack
-* `signal`: send it to this process; `exit`: end it at once
+* `signal`: send it to this process; `exit`: end it at once; `segfault`: crash it
+* `megabytes`: take so many, of which only half are allowed
 """
 
 import asyncio
+import ctypes
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -64,9 +67,24 @@ def end(orders: dict[str, Any]) -> None:
         os.kill(os.getpid(), orders["signal"])
     if "exit" in orders:
         os._exit(orders["exit"])
+    if "segfault" in orders:
+        ctypes.string_at(0)
+    if "megabytes" in orders:
+        take_memory(orders["megabytes"] * 1_000_000)
     if "fail" in orders:
         raise ValueError(orders["fail"])
     if "nack" in orders:
         raise Nack(orders["nack"], delay=orders.get("delay"))
     if "reject" in orders:
         raise Reject(orders["reject"])
+
+
+def take_memory(size: int) -> None:
+    """Ask for twice the memory that this process may still take."""
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + size // 2, hard))
+    try:
+        bytearray(size)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
