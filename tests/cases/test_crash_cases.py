@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from django_pgqueue import LeaseLost, Message, Queue
+from django_pgqueue.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem, QueueConsumer
 from django_pgqueue.reaper import Reaper
 from tests.crew import crew
 from tests.support import DEADLINE, connect, is_waiting, payloads, seconds, wait_until
 from tests.testapp.models import Seen
-from tests.workers import Worker, command, worker
+from tests.workers import Worker, command, consuming, worker
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
@@ -78,6 +79,44 @@ def test_b40_thirty_long_handlers_in_three_workers_are_started_once() -> None:
         assert [running.stop() for running in (one, two, three)] == [0, 0, 0]
     assert sorted(Seen.objects.values_list("msg_id", "attempt")) == [(message_id, 1) for message_id in ids]
     assert Seen.objects.values("worker").distinct().count() == 3
+
+
+# Extensions alone: they change the deadline and leave the token.
+SLOW = """
+CREATE FUNCTION slow_extension() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_sleep(0.8); RETURN NEW; END $$;
+CREATE TRIGGER slow_extension BEFORE UPDATE ON django_pgqueue_messagequeueitem FOR EACH ROW
+    WHEN (OLD.lease_token = NEW.lease_token AND NEW.lease_expires_at > OLD.lease_expires_at)
+    EXECUTE FUNCTION slow_extension();
+"""
+
+
+@pytest.fixture
+def slow_extensions() -> Iterator[None]:
+    with connect() as admin:
+        admin.execute(SLOW)
+        try:
+            yield
+        finally:
+            admin.execute("DROP TRIGGER slow_extension ON django_pgqueue_messagequeueitem")
+            admin.execute("DROP FUNCTION slow_extension()")
+
+
+def test_b40_slow_extensions_let_no_message_be_handled_twice(slow_extensions: None, settings: Any) -> None:
+    """Case B40: an extension takes a third of the lease, handlers two leases: one start each, none is abandoned."""
+    settings.PGQUEUE = {"LEASE": 2.4, "POLL_INTERVAL": 0.5}
+    queue = Queue("q")
+    queue.publish_many([1, 2])
+    started: list[tuple[Any, int]] = []
+
+    def handle(message: Message) -> None:
+        started.append((message.payload, message.delivery_count))
+        time.sleep(5)
+
+    handler = queue.make_handler(handle)
+    with consuming(Consumer([handler], prefetch=1)), consuming(Consumer([handler], prefetch=1)):
+        wait_until(lambda: not payloads("q"), 30)
+    assert sorted(started) == [(1, 1), (2, 1)]
 
 
 # --- B42: late calls act on somebody else's claim; workers: tests/processes/test_killed.py ---

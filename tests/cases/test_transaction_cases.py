@@ -10,11 +10,12 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_pgqueue import Queue, services
+from django_pgqueue import Message, Queue, services
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
 from tests.support import DEADLINE, Session, age_of, backdate, delete_queue, fetch, make_queue, payloads, wait_until
+from tests.workers import consuming
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -185,6 +186,26 @@ def test_b47_idleness_does_not_follow_the_applications_clock(shifted):
     assert Reaper("default", idle_for=3600).run_once().queues == ["idle"]
     services.touch(["used"], "default")
     assert abs(age_of("used")) < 5
+
+
+def test_b47_leases_are_extended_and_messages_expire_by_the_databases_clock(shifted):
+    """A handler of two leases is started once by two consumers, and a reaper takes what expired and nothing else."""
+    queue = Queue("q", lease=1)
+    started: list = []
+
+    def handle(message: Message) -> None:
+        started.append((message.payload, message.delivery_count))
+        time.sleep(2)
+
+    queue.publish_many(["slow", "slow too"])
+    with consuming(Consumer([queue.make_handler(handle)])), consuming(Consumer([queue.make_handler(handle)])):
+        wait_until(lambda: not payloads("q"))
+    assert sorted(started) == [("slow", 1), ("slow too", 1)]
+    queue.publish("expires soon", ttl=0.2)
+    queue.publish("expires in an hour", ttl=3600)
+    wait_until(lambda: queue.stats().expired == 1, timeout=2)
+    assert Reaper("default").run_once().expired == 1
+    assert payloads("q") == ["expires in an hour"]
 
 
 #: What would tell the time of this host.
