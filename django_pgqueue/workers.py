@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections, reset_queries, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import TransactionStatus
+from psycopg.sql import Composable
 
 from django_pgqueue import services, signals
 from django_pgqueue.exceptions import Nack, Reject
@@ -42,6 +44,17 @@ SETTLE_BATCH = 50
 CONNECTION_IDLE = 1.0
 # Seconds after which a message comes back whose back-off could not be computed.
 FALLBACK_DELAY = 60.0
+
+# Statements whose effect on the session outlives their transaction: settings, role, locks, temporary
+# tables; a DO or CALL may do any of that. What ends with the transaction is not among them.
+LEAVES_TRACES = re.compile(
+    r"""(?:^|;)\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(?:
+        set\s(?!\s*(?:local|transaction|constraints)\b) | reset\b | discard\b | listen\b | load\b | do\b | call\b
+        | declare\b | prepare\s(?!\s*transaction\b) | create\s+(?:global\s+|local\s+)?temp(?:orary)?\b
+    )
+    | \bset_config\s*\((?![^()]*\btrue\s*\)) | \bpg_(?:try_)?advisory_lock""",
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
 
 
 class ConsumableQueue(Protocol):
@@ -184,6 +197,7 @@ class Workers:
         """One worker thread of a lane with a sync handler."""
         handle = {"late": self._handle, "early": self._handle_early, "atomic": self._handle_atomic}[lane.handler.ack]
         guard = ConnectionGuard()
+        guard.watch()
         while held := lane.waiting.get():
             guard.before(self.outages)
             if lane.may_start(held):
@@ -279,6 +293,7 @@ class Workers:
         for lane in lanes:
             lane.loop = asyncio.get_running_loop()
         guard = ConnectionGuard()
+        await sync_to_async(guard.watch)()
         await asyncio.gather(*(self._work_lane_async(lane, guard) for lane in lanes for _ in range(lane.concurrency)))
         await sync_to_async(guard.close)()
 
@@ -322,11 +337,39 @@ class Workers:
 
 
 class ConnectionGuard:
-    """Give each message usable connections, whatever the one before did to them."""
+    """
+    Give each message usable connections with the session as it is at the start, whatever the one before did.
+
+    For the connections of one thread. That a session was changed is told by the statements that went
+    through Django: asking the server would cost every message a round trip.
+    """
 
     def __init__(self) -> None:
         self._used = time.monotonic()
         self._outages = 0
+        self._traced: set[str] = set()
+
+    def watch(self) -> None:
+        """Watch this thread's connections. Opens none."""
+        for connection in connections.all():
+            self._watch(connection)
+
+    def _watch(self, connection: BaseDatabaseWrapper) -> None:
+        connect = connection.connect
+
+        def connect_afresh() -> None:
+            connect()
+            # What receivers of connection_created did to the session, they do to each.
+            self._traced.discard(connection.alias)
+
+        connection.connect = connect_afresh  # type: ignore[method-assign]
+        connection.execute_wrappers.append(self._trace)
+
+    def _trace(self, execute: Callable[..., Any], statement: Any, params: Any, many: Any, context: Any) -> Any:
+        text = statement if isinstance(statement, str) else as_text(statement)
+        if LEAVES_TRACES.search(text):
+            self._traced.add(context["connection"].alias)
+        return execute(statement, params, many, context)
 
     def is_needed(self, outages: int) -> bool:
         """Connections may have died: the database was away, or they were idle for a while."""
@@ -342,7 +385,11 @@ class ConnectionGuard:
                     self._drop(connection)
 
     def after(self) -> bool:
-        """Drop connections that the handler broke or left in a transaction. Returns whether it left one open."""
+        """
+        Drop connections that the handler broke, changed or left in a transaction; give those of a pool back.
+
+        Returns whether it left a transaction open.
+        """
         self._used = time.monotonic()
         reset_queries()
         left_open = False
@@ -352,18 +399,25 @@ class ConnectionGuard:
             if connection.in_atomic_block or not connection.autocommit or is_in_transaction(connection):
                 left_open = True
                 self._drop(connection)
-            elif connection.errors_occurred:
-                if connection.is_usable():
-                    connection.errors_occurred = False
-                else:
-                    self._drop(connection)
+            elif connection.alias in self._traced or (connection.errors_occurred and not connection.is_usable()):
+                self._drop(connection)
+            elif is_pooled(connection):
+                # Kept, it would be missing to the other workers of a pool that is smaller than they are many.
+                connection.close()
+            else:
+                connection.errors_occurred = False
+        self._traced.clear()
         return left_open
 
     def _drop(self, connection: BaseDatabaseWrapper) -> None:
-        # A fresh wrapper too: the old one may believe that it is inside a transaction.
         with contextlib.suppress(*DATABASE_FAULTS):
+            if is_pooled(connection):
+                # First, or the pool would hand it on as it is.
+                connection.connection.close()
             connection.close()
+        # A fresh wrapper too: the old one may believe that it is inside a transaction.
         del connections[connection.alias]
+        self._watch(connections[connection.alias])
 
     def close(self) -> None:
         """Close this thread's connections."""
@@ -387,6 +441,16 @@ def is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
         return False
     status = connection.connection.info.transaction_status
     return status in (TransactionStatus.INTRANS, TransactionStatus.INERROR, TransactionStatus.ACTIVE)
+
+
+def is_pooled(connection: BaseDatabaseWrapper) -> bool:
+    """Tell whether Django's connection comes from psycopg's pool."""
+    return bool(connection.settings_dict.get("OPTIONS", {}).get("pool"))
+
+
+def as_text(statement: Any) -> str:
+    """Return the text of a statement that is composed of ``psycopg.sql`` objects."""
+    return str(statement.as_string(None)) if isinstance(statement, Composable) else str(statement)
 
 
 def reason_of(word: Nack | Reject) -> str:
