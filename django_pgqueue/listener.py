@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 from psycopg import sql
 
-from django_pgqueue.loop import DATABASE_FAULTS, Outage, dedicated_connection
+from django_pgqueue.loop import DATABASE_FAULTS, Outage, dedicated_connection, is_direct
+
+logger = logging.getLogger("django_pgqueue")
 
 # Seconds: how soon a stop is noticed, and how often a quiet connection proves that it is alive.
 TICK = 0.25
 LIVENESS_INTERVAL = 30.0
+
+# Seconds: how long a notification through a pooler may take, and when one that was not heard is sent again.
+PROOF_TIMEOUT = 2.0
+PROOF_INTERVAL = 300.0
 
 # A half-open connection never reports an error by itself; these let the kernel give it up.
 KEEPALIVE = {
@@ -39,6 +47,7 @@ class Listener:
         self.channels = channels
         self.wake = wake
         self.listening = False
+        self._told_deaf = False
 
     def run(self, stop: threading.Event) -> None:
         """Listen until ``stop`` is set. Never ends for a database fault."""
@@ -58,6 +67,11 @@ class Listener:
         try:
             wrapper.connect()
             raw: psycopg.Connection[Any] = wrapper.connection
+            if not is_direct(raw) and not self._hears(raw):
+                wrapper.close()
+                outage.recovered()
+                self._poll_only(stop)
+                return
             # A listener is idle by trade; a server-wide limit on idle sessions must not end it.
             raw.execute("SET idle_session_timeout = 0")
             for channel in self.channels:
@@ -68,6 +82,36 @@ class Listener:
             self._receive(raw, stop)
         finally:
             wrapper.close()
+
+    def _hears(self, raw: psycopg.Connection[Any]) -> bool:
+        """
+        Tell whether notifications arrive through a pooler.
+
+        They do where it lends a session of the server for as long as the connection lasts. Where it
+        lends one for each transaction, LISTEN succeeds and nothing is ever heard.
+        """
+        channel = f"django_pgqueue?{uuid4().hex}"
+        raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        # From another connection: what a session sends to itself comes with the answer, in any mode.
+        other = dedicated_connection(self.alias, "listener")
+        try:
+            other.connect()
+            other.connection.execute("SELECT pg_notify(%s, '')", [channel])
+        finally:
+            other.close()
+        heard = any(raw.notifies(timeout=PROOF_TIMEOUT, stop_after=1))
+        raw.execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
+        return heard
+
+    def _poll_only(self, stop: threading.Event) -> None:
+        if not self._told_deaf:
+            self._told_deaf = True
+            logger.warning(
+                "polling only: no notification arrives through the pooler; LISTEN_DATABASE may name an alias"
+                " that goes to the server itself database=%s",
+                self.alias,
+            )
+        stop.wait(PROOF_INTERVAL)
 
     def _receive(self, raw: psycopg.Connection[Any], stop: threading.Event) -> None:
         proven = time.monotonic()

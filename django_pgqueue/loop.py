@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+import psycopg
 from django.db import DatabaseError, InterfaceError, connections, reset_queries
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -70,20 +71,26 @@ def _prepare_statements(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     """
     Let a loop's few statements be planned once, not each time: planning a claim takes longer than running it.
 
-    Not through a pooler, which may give each transaction another session of the server. There the
-    process id that the protocol told at the start is not that of the session.
+    Not through a pooler, which may give each transaction another session of the server.
     """
-    if connection not in _own:
+    if connection not in _own or not is_direct(connection.connection):
         return
+    connection.connection.prepare_threshold = PREPARE_THRESHOLD
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        (pid,) = cursor.fetchone()
-        if pid == connection.connection.info.backend_pid:
-            connection.connection.prepare_threshold = PREPARE_THRESHOLD
-            # The plans are kept: one made while the table is empty must not scan it when it is full.
-            # Nor is a plan that is made once and runs for a millisecond worth compiling.
-            cursor.execute("SET enable_seqscan = off")
-            cursor.execute("SET jit = off")
+        # The plans are kept: one made while the table is empty must not scan it when it is full.
+        # Nor is a plan that is made once and runs for a millisecond worth compiling.
+        cursor.execute("SET enable_seqscan = off")
+        cursor.execute("SET jit = off")
+
+
+def is_direct(raw: psycopg.Connection[Any]) -> bool:
+    """
+    Tell whether a connection goes to the server itself.
+
+    Through a pooler the process id that the protocol told at the start is not that of the session.
+    """
+    row = raw.execute("SELECT pg_backend_pid()").fetchone()
+    return row is not None and row[0] == raw.info.backend_pid
 
 
 class Outage:
