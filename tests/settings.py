@@ -3,8 +3,12 @@ Settings of the tests: the example project's, on the database that cluster.py pr
 
 Two variables of the environment choose how Django connects, so that the whole suite can run
 either way: `PGQUEUE_TEST_POOL=1` (psycopg's pool) and `PGQUEUE_TEST_SERVER_SIDE_BINDING=1`.
+
+Two more are for the processes that a test starts: `PGQUEUE_TEST_OPTIONS` adds to OPTIONS, as a JSON
+object, and `PGQUEUE_TEST_DIRECT_URL` makes a second alias, "direct".
 """
 
+import json
 import os
 import sys
 
@@ -16,7 +20,7 @@ if "mypy" in sys.modules:
 cluster.start()
 
 from example_project.settings import *  # noqa: E402, F403
-from example_project.settings import DATABASES, INSTALLED_APPS  # noqa: E402
+from example_project.settings import DATABASES, INSTALLED_APPS, env  # noqa: E402
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.testapp"]
 
@@ -27,5 +31,8 @@ if os.environ.get("PGQUEUE_TEST_POOL") == "1":
     OPTIONS["pool"] = {"min_size": 0, "max_size": 40}
 if os.environ.get("PGQUEUE_TEST_SERVER_SIDE_BINDING") == "1":
     OPTIONS["server_side_binding"] = True
+OPTIONS.update(json.loads(os.environ.get("PGQUEUE_TEST_OPTIONS", "{}")))
+if "PGQUEUE_TEST_DIRECT_URL" in os.environ:
+    DATABASES["direct"] = env.db("PGQUEUE_TEST_DIRECT_URL")
 
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
