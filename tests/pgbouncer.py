@@ -31,6 +31,9 @@ CONFIG = """
 
 [pgbouncer]
 pool_mode = {mode}
+; After each transaction too, so that a session remembers nothing of the one before.
+server_reset_query = DISCARD ALL
+server_reset_query_always = 1
 default_pool_size = {pool_size}
 max_client_conn = 500
 listen_port = 5432
