@@ -4,6 +4,7 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.core import checks as django_checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 
@@ -17,6 +18,10 @@ class DjangoPGQueueConfig(AppConfig):
     def ready(self) -> None:
         from django_pgqueue import checks
 
+        if self.label != "django_pgqueue":
+            raise ImproperlyConfigured(
+                f"The label of django_pgqueue cannot be changed to {self.label!r}: its migrations refer to it."
+            )
         autodiscover_modules("queues")
         django_checks.register(checks.check_settings)
         django_checks.register(checks.check_engine)
