@@ -50,8 +50,13 @@ class Crew:
 
 
 @contextmanager
-def crew(count: int, function: str, settings: Mapping[str, Any] | None = None) -> Iterator[Crew]:
-    """Start `count` members that do `function`; `settings` as `workers.environment` takes them."""
+def crew(
+    count: int,
+    function: str,
+    settings: Mapping[str, Any] | None = None,
+    url: str | None = None,
+) -> Iterator[Crew]:
+    """Start `count` members that do `function`; `settings` and `url` as `workers.environment` takes them."""
     process = subprocess.Popen(
         [
             sys.executable,
@@ -59,7 +64,7 @@ def crew(count: int, function: str, settings: Mapping[str, Any] | None = None) -
             f"import django; django.setup(); import {__name__} as crew; crew.main({count}, {function!r})",
         ],
         cwd=ROOT,
-        env=environment(settings=settings),
+        env=environment(settings=settings, url=url),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
