@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.db import transaction
 
 from django_pgqueue import Message, Nack, Reject
 from tests.testapp.models import Seen
@@ -47,6 +48,12 @@ async def block_async(message: Message) -> None:
     """Block a thread of the event loop's executor, which nothing can interrupt."""
     orders = await sync_to_async(begin)(message)
     await sync_to_async(time.sleep, thread_sensitive=False)(orders.get("sleep", 0))
+
+
+def handle_in_transaction(message: Message) -> None:
+    """Hold a connection for as long as the handler works."""
+    with transaction.atomic():
+        handle(message)
 
 
 def handle_without_database(message: Message) -> None:
