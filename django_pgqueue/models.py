@@ -8,12 +8,33 @@ from, so that a claim changes no indexed column (a heap-only update).
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
 from django_pgqueue.constraints import ImmediateForeignKey
+
+
+class ReadableDateTimeField(models.DateTimeField):  # type: ignore[type-arg]  # not generic at run time
+    """
+    A time that can always be read.
+
+    The database holds times that Python cannot: infinity, before Christ, beyond the year 9999. One
+    row with such a time, made by somebody's SQL, would break every list that it stands in; it is read
+    as the first or last time that there is, with a day to spare for time zones.
+    """
+
+    def select_format(self, compiler: Any, sql: str, params: Any) -> Any:
+        """Return the column as a query selects it."""
+        first, last = "timestamptz '0001-01-02 00:00:00+00'", "timestamptz '9999-12-30 00:00:00+00'"
+        return f"CASE WHEN {sql} < {first} THEN {first} WHEN {sql} > {last} THEN {last} ELSE {sql} END", (*params,) * 3
+
+    def deconstruct(self) -> Any:
+        """Return Django's own field, which is what the column is."""
+        name, _, args, kwargs = super().deconstruct()
+        return name, "django.db.models.DateTimeField", args, kwargs
 
 
 class MessageQueue(models.Model):
@@ -31,9 +52,9 @@ class MessageQueue(models.Model):
         help_text="The configured dead-letter queue. Null: the default, NAME.dead.",
     )
     max_deliveries = models.IntegerField(default=5, db_default=5)
-    paused_at = models.DateTimeField(null=True)
-    last_active = models.DateTimeField(db_default=Now(), help_text="Last declared, published to or consumed.")
-    created_at = models.DateTimeField(db_default=Now())
+    paused_at = ReadableDateTimeField(null=True)
+    last_active = ReadableDateTimeField(db_default=Now(), help_text="Last declared, published to or consumed.")
+    created_at = ReadableDateTimeField(db_default=Now())
 
     class Meta:
         db_table = "django_pgqueue_messagequeue"
@@ -62,8 +83,8 @@ class QueueConsumer(models.Model):
     host = models.TextField()
     pid = models.IntegerField()
     queues = models.JSONField()
-    started_at = models.DateTimeField(db_default=Now())
-    last_heartbeat = models.DateTimeField(db_default=Now())
+    started_at = ReadableDateTimeField(db_default=Now())
+    last_heartbeat = ReadableDateTimeField(db_default=Now())
 
     class Meta:
         db_table = "django_pgqueue_queueconsumer"
@@ -127,18 +148,18 @@ class MessageQueueItem(models.Model):
     )
     payload = models.JSONField()
     headers = models.JSONField(default=dict, db_default=models.Value({}, output_field=models.JSONField()))
-    published_at = models.DateTimeField(db_default=Now())
-    read_after = models.DateTimeField(null=True, help_text="Due time. Null: published without a delay.")
-    expires_at = models.DateTimeField(null=True, help_text="Null: never.")
+    published_at = ReadableDateTimeField(db_default=Now())
+    read_after = ReadableDateTimeField(null=True, help_text="Due time. Null: published without a delay.")
+    expires_at = ReadableDateTimeField(null=True, help_text="Null: never.")
     delivery_count = models.IntegerField(default=0, db_default=0)
-    lease_expires_at = models.DateTimeField(null=True)
+    lease_expires_at = ReadableDateTimeField(null=True)
     lease_token = models.UUIDField(null=True)
     leased_by = models.UUIDField(null=True, help_text="The consumer that holds or last held it.")
     orphaned_from = models.TextField(  # noqa: DJ001 - exactly one of queue and orphaned_from is null
         null=True, help_text="The queue it belonged to when that queue's row was deleted."
     )
     dead_lettered_from = models.TextField(null=True)  # noqa: DJ001 - null is "never"
-    dead_lettered_at = models.DateTimeField(null=True)
+    dead_lettered_at = ReadableDateTimeField(null=True)
     failures = models.JSONField(
         null=True,
         help_text="The last failures, oldest first: at, queue, delivery_count, consumer, reason.",

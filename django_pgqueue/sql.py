@@ -198,6 +198,8 @@ NOTIFY = "SELECT pg_notify(%(channel)s, '')"
 # %(suspects)s: whether one may be taken; %(skip_suspects)s: walk past them, to what is behind.
 # Locks: the candidates FOR UPDATE; rows that others hold are skipped, nobody waits.
 # Index: django_pgqueue_item_claim_idx; the update changes none of its columns.
+# published_at is brought into Python's range, with a day to spare for time zones: reading a row that
+# somebody's SQL dated "infinity" would raise after the claim, and cost its neighbours a delivery each.
 # Returns rows of kind "claimed", "exhausted" (delivered max_deliveries times: to be dead-lettered)
 # and, when %(suspects)s is false and one was met, "suspect" (one row, nothing but the kind).
 CLAIM = """
@@ -250,7 +252,9 @@ WITH queue AS MATERIALIZED (
         leased_by = %(consumer)s,
         delivery_count = delivery_count + 1
     WHERE id = ANY (ARRAY(SELECT id FROM chosen))
-    RETURNING id, payload::text, headers::text, delivery_count, published_at, lease_expires_at
+    RETURNING id, payload::text, headers::text, delivery_count,
+              greatest(least(published_at, '9999-12-30 00:00:00+00'), '0001-01-02 00:00:00+00'),
+              lease_expires_at
 )
 SELECT 'claimed', claimed.*, EXISTS (SELECT FROM chosen WHERE chosen.id = claimed.id AND lapsed)
 FROM claimed
@@ -269,10 +273,11 @@ UNION ALL
 # Index: the claim index for the earliest due time, the orphan index for orphans.
 # BETWEEN and not =, or the primary key would be in the order that is asked for, and might be walked.
 # Returns one row: exists, seconds until a delayed message is due (null: none), orphans waiting. The
-# look goes back one second, so that what became due since the last claim is not slept through.
+# look goes back one second, so that what became due since the last claim is not slept through. Two
+# epochs, because an infinite time minus another is an error before PostgreSQL 17.
 NEXT_LOOK = """
 SELECT EXISTS (SELECT FROM django_pgqueue_messagequeue WHERE name = %(name)s),
-       (SELECT extract(epoch FROM read_after - statement_timestamp())::float8
+       (SELECT (extract(epoch FROM read_after) - extract(epoch FROM statement_timestamp()))::float8
         FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
         WHERE queue_id = %(name)s
           AND read_after > statement_timestamp() - interval '1 second'
@@ -566,7 +571,7 @@ WHERE head.lease_expires_at <= statement_timestamp()
 
 # IDLE_QUEUES - the auto-deleted queues that may be reaped: idle, and without any message.
 IDLE_QUEUES = """
-SELECT name, extract(epoch FROM statement_timestamp() - last_active)::float8
+SELECT name, (extract(epoch FROM statement_timestamp()) - extract(epoch FROM last_active))::float8
 FROM django_pgqueue_messagequeue AS queue
 WHERE auto_deleted
   AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second'
@@ -618,7 +623,7 @@ WHERE name = %(name)s
        WHERE queue_id = queue.name
        ORDER BY read_after, id
        LIMIT 1) IS NULL
-RETURNING extract(epoch FROM statement_timestamp() - last_active)::float8
+RETURNING (extract(epoch FROM statement_timestamp()) - extract(epoch FROM last_active))::float8
 """
 
 # --- Seeing ---------------------------------------------------------------------------------------
@@ -647,7 +652,8 @@ WITH item AS (
            count(*) FILTER (WHERE state = 'dead') AS dead,
            count(*) FILTER (WHERE state = 'expired') AS expired,
            count(*) FILTER (WHERE state = 'orphaned') AS orphaned,
-           extract(epoch FROM statement_timestamp() - min(due_at) FILTER (WHERE state = 'ready')
+           extract(epoch FROM statement_timestamp()
+                              - min(due_at) FILTER (WHERE state = 'ready' AND isfinite(due_at))
                )::float8 AS oldest_due_age,
            count(*) AS messages
     FROM item
@@ -656,7 +662,8 @@ WITH item AS (
 SELECT coalesce(queue.name, depth.name), queue.name IS NOT NULL,
        coalesce(ready, 0), coalesce(delayed, 0), coalesce(leased, 0), coalesce(dead, 0),
        coalesce(expired, 0), coalesce(orphaned, 0), oldest_due_age,
-       extract(epoch FROM statement_timestamp() - queue.last_active)::float8,
+       extract(epoch FROM statement_timestamp()
+                          - CASE WHEN isfinite(queue.last_active) THEN queue.last_active END)::float8,
        queue.auto_deleted
            AND queue.last_active < statement_timestamp() - %(idle_for)s * interval '1 second'
            AND coalesce(messages, 0) = 0

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from django.db import connections
 
+from django_pgqueue import Queue
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.models import QueueConsumer
 from django_pgqueue.reaper import Reaper
@@ -171,6 +172,20 @@ def consuming(consumer: Consumer) -> Iterator[Consumer]:
         finally:
             consumer.stop()
             future.result(DEADLINE)
+
+
+def drain(queue: Queue, timeout: float = DEADLINE, **options: Any) -> list[Any]:
+    """Consume a queue until it is empty, and return the payloads in the order in which they were handled."""
+    seen: list[Any] = []
+    consumer = Consumer([queue.make_handler(lambda message: seen.append(message.payload))], drain=True, **options)
+    # In a thread, so that one that never ends fails the test.
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(consumer.run)
+        try:
+            future.result(timeout)
+        finally:
+            consumer.stop(now=True)
+    return seen
 
 
 @contextmanager
