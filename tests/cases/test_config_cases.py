@@ -15,9 +15,10 @@ from django.urls import reverse
 
 from django_pgqueue import Queue, checks, services
 from django_pgqueue.consumer import Consumer
+from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.reaper import Reaper
 from tests.databases import alias, empty_database, migrate
-from tests.support import Session, delete_queue, fetch, second_session
+from tests.support import Session, delete_queue, fetch, payloads, second_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -223,3 +224,37 @@ def test_b91_two_installations_in_two_schemas_know_nothing_of_each_other(schema)
         Queue("q", using=schema).publish({"from": "app"})
         assert drain(Queue("q", using=schema)) == [{"from": "app"}]
         assert drain(Queue("q", using=other)) == [{"from": "other"}]
+
+
+@pytest.mark.parametrize("ack", ["late", "early"])
+def test_b91_a_handler_that_changes_the_search_path_spoils_nothing(ack):
+    """Not its own settling, not the next message of the same worker, which publishes as well."""
+    queue, next_queue = Queue("q"), Queue("next")
+    next_queue.declare()
+
+    def handle(message) -> None:
+        next_queue.publish(message.payload)
+        fetch("SET search_path = nowhere")
+
+    queue.publish_many([{"n": n} for n in range(3)])
+    Consumer([queue.make_handler(handle, ack=ack)], drain=True).run()
+    assert sorted(payload["n"] for payload in payloads("next")) == [0, 1, 2]
+    assert not MessageQueueItem.objects.exclude(queue="next").exists()
+
+
+def test_b91_an_atomic_handler_that_leaves_the_search_path_changed_fails_loudly():
+    """Its ack is a statement of its own transaction, so it is rolled back each time, and dead in the end."""
+    queue, next_queue = Queue("q", max_deliveries=2, backoff={"base": 0.01}), Queue("next")
+    next_queue.declare()
+
+    def handle(message) -> None:
+        next_queue.publish(message.payload)
+        if message.payload == "spoil":
+            fetch("SET search_path = nowhere")
+
+    queue.publish_many(["spoil", "good"])
+    Consumer([queue.make_handler(handle, ack="atomic")], drain=True).run()
+    assert payloads("next") == ["good"]
+    (dead,) = MessageQueueItem.objects.filter(queue="q.dead")
+    assert dead.payload == "spoil"
+    assert "does not exist" in dead.failures[-1]["reason"]
