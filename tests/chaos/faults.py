@@ -18,9 +18,24 @@ from tests.chaos.plan import Fault
 from tests.chaos.processes import Agenda, Fleet, Slot
 
 # Seconds for which a fault that the present state does not allow is tried, and between two attempts.
-PATIENCE, RETRY = 10.0, 0.1
+PATIENCE, RETRY = 10.0, 0.02
+# Seconds for which a fault waits until it does most harm.
+HARM_WITHIN = 3.0
 
 SESSIONS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+# What a process holds and has to come again when it dies, other than by expiring.
+HOLDS = """
+SELECT count(*)
+FROM django_pgqueue_messagequeueitem AS item
+JOIN django_pgqueue_queueconsumer AS consumer ON consumer.id = item.leased_by
+WHERE consumer.pid = %s AND item.lease_expires_at > statement_timestamp() AND item.expires_at IS NULL
+"""
+LOCK = "SELECT FROM django_pgqueue_messagequeue WHERE name = %s FOR UPDATE"
+WAITING = """
+SELECT count(*)
+FROM django_pgqueue_messagequeueitem
+WHERE queue_id = %s AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+"""
 DELETE = "DELETE FROM django_pgqueue_messagequeue WHERE name = %s"
 # The bare form that is documented for psql and triggers.
 PUBLISH = "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) VALUES (%s, %s) RETURNING id"
@@ -97,15 +112,21 @@ class Injector:
 
     # --- Workers ---
 
-    def kill_workers(self, *, workers: list[str], down: float) -> None:
-        for slot in self._running(workers):
+    def kill_workers(self, *, workers: list[str], down: float) -> dict[str, Any]:
+        slots = self._running(workers)
+        held = self._hold(slots[0])
+        for slot in slots:
             slot.kill()
             self.agenda.add(down, slot.start)
+        return {"held": held}
 
-    def stop_workers(self, *, workers: list[str], seconds: float) -> None:
-        for slot in self._running(workers):
+    def stop_workers(self, *, workers: list[str], seconds: float) -> dict[str, Any]:
+        slots = self._running(workers)
+        held = self._hold(slots[0])
+        for slot in slots:
             slot.send(signal.SIGSTOP)
             self.agenda.add(seconds, _continuing(slot))
+        return {"held": held}
 
     def shift_clocks(self, *, shifts: dict[str, float]) -> None:
         slots = [self.fleet[name] for name in shifts]
@@ -121,20 +142,39 @@ class Injector:
             slot.start()
         return slots
 
+    def _hold(self, consumer: Slot) -> int:
+        """Wait until it holds messages, and return how many."""
+        deadline = time.monotonic() + HARM_WITHIN
+        held = 0
+        with contextlib.suppress(psycopg.OperationalError), self._admin() as admin:
+            while not held and time.monotonic() < deadline:
+                self.wait(RETRY)
+                (held,) = admin.execute(HOLDS, [consumer.pid]).fetchone() or (0,)
+        return held
+
     # --- In the database ---
 
     def delete_queues(self, *, queues: list[str]) -> dict[str, Any]:
+        harmless = time.monotonic() + HARM_WITHIN
+
         def delete(admin: psycopg.Connection[Any]) -> dict[str, Any]:
             admin.execute("SET lock_timeout = '1s'")
-            deleted = []
-            for name in queues:
-                # A session that is idle in its transaction, or a handler that is stopped in one, holds the row.
-                with contextlib.suppress(psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-                    if admin.execute(DELETE, [name]).rowcount:
-                        deleted.append(name)
-            return {"deleted": deleted} if deleted else {}
+            found = {name: self._delete(admin, name, even_empty=time.monotonic() > harmless) for name in queues}
+            orphans = {name: count for name, count in found.items() if count is not None}
+            return {"orphans": orphans} if orphans else {}
 
         return self._until_possible(delete)
+
+    def _delete(self, admin: psycopg.Connection[Any], name: str, *, even_empty: bool) -> int | None:
+        """Delete a queue's row and return how many waiting messages that cut loose. None: it was not deleted."""
+        # A session that is idle in its transaction, or a handler that is stopped in one, holds the row.
+        with contextlib.suppress(psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected), admin.transaction():
+            # Locked first, so that nobody publishes to it between the count and the deletion.
+            admin.execute(LOCK, [name])
+            (orphans,) = admin.execute(WAITING, [name]).fetchone() or (0,)
+            if (orphans or even_empty) and admin.execute(DELETE, [name]).rowcount:
+                return int(orphans)
+        return None
 
     def idle_in_transaction(self, *, queue: str, seconds: float, commits: bool) -> None:
         """Publish in a transaction, by plain SQL, and leave it at that for a while."""

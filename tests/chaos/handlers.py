@@ -13,7 +13,7 @@ from django.db import connection
 from django_pgqueue import Message, Reject
 
 # Seconds that handling takes, so that consumers hold messages when a fault comes.
-WORK = 0.005
+WORK = 0.02
 # So slow that a batch outlives its TTL.
 SLOW_WORK = 0.1
 
