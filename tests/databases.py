@@ -1,11 +1,9 @@
 """Databases of their own beside the test database, and aliases for them: replicas, schemas, roles, restores."""
 
 import copy
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 from django.core.management import call_command
@@ -13,6 +11,7 @@ from django.db import connections
 from psycopg import sql
 
 from tests.support import connect
+from tests.workers import database_url
 
 
 @contextmanager
@@ -65,5 +64,4 @@ def migrate(using: str, app: str = "django_pgqueue", *target: str) -> None:
 
 def url_of(using: str) -> str:
     """Return the URL of an alias's database, for other programs."""
-    url = urlsplit(os.environ["DATABASE_URL"])
-    return urlunsplit(url._replace(path=f"/{connections.settings[using]['NAME']}"))
+    return database_url(path=f"/{connections.settings[using]['NAME']}")
