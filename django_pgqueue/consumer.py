@@ -24,7 +24,7 @@ from django_pgqueue import services, signals
 from django_pgqueue.conf import settings
 from django_pgqueue.heartbeat import Heartbeat
 from django_pgqueue.listener import Listener
-from django_pgqueue.loop import DATABASE_FAULTS, Outage, own_connection, run_every
+from django_pgqueue.loop import DATABASE_FAULTS, Outage, is_passing, own_connection, run_every
 from django_pgqueue.message import Message
 from django_pgqueue.validation import check_seconds
 from django_pgqueue.workers import RELEASE, SETTLE_DELAY, Handler, Held, Lane, Outcome, Workers
@@ -465,11 +465,3 @@ class Consumer:
                 elif one.message.id in extension.lost and one.message.id in lane.held:
                     # Settled meanwhile, or lost: either way a waiting one must not start.
                     one.lost = True
-
-
-def is_passing(error: BaseException) -> bool:
-    """Tell a fault that passes (server away, restarting, read-only) from one that needs a person."""
-    sqlstate = getattr(error.__cause__, "sqlstate", None)
-    # No SQLSTATE: the connection broke or was refused. Else by class of SQLSTATE: 08 connection, 25
-    # transaction state (read-only), 40 rollback, 53 resources, 55 object in use, 57 operator, 58 system.
-    return sqlstate is None or sqlstate[:2] in {"08", "25", "40", "53", "55", "57", "58"}

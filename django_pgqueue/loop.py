@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,13 @@ DATABASE_FAULTS = (DatabaseError, InterfaceError)
 # Seconds between two attempts while the database is away: doubled up to the cap, with jitter.
 FIRST_RETRY = 0.1
 LONGEST_RETRY = 5.0
+
+# How a server refuses a session for good. libpq hands out no SQLSTATE for that, so it is read from the
+# text; a server that speaks another language seems to be away.
+REFUSED = re.compile(
+    r"authentication failed|no password supplied|pg_hba\.conf|is not permitted to log in"
+    r'|(role|user|database) "[^"]*" does not exist|permission denied for database|no such (database|user)'
+)
 
 # How often a loop runs a statement before it is prepared: psycopg's own default.
 PREPARE_THRESHOLD = 5
@@ -123,6 +131,17 @@ def describe(error: BaseException) -> str:
     return f"{name}[{sqlstate}]" if sqlstate else name
 
 
+def is_passing(error: BaseException) -> bool:
+    """Tell a fault that passes (server away, restarting, read-only) from one that needs a person."""
+    sqlstate = getattr(error.__cause__, "sqlstate", None)
+    if sqlstate is None:
+        # The connection broke, or was refused.
+        return REFUSED.search(str(error)) is None
+    # By class of SQLSTATE: 08 connection, 25 transaction state (read-only), 40 rollback, 53 resources,
+    # 55 object in use, 57 operator, 58 system.
+    return sqlstate[:2] in {"08", "25", "40", "53", "55", "57", "58"}
+
+
 def run_every(
     interval: Callable[[], float],
     run_once: Callable[[], object],
@@ -130,12 +149,14 @@ def run_every(
     *,
     alias: str,
     loop: str,
+    strict: bool = False,
 ) -> None:
     """
     Call ``run_once`` every ``interval()`` seconds until ``stop`` is set.
 
     A database fault closes this thread's connection and is retried with back-off. Any other error is
-    logged, and the loop goes on: a thread that ended would be missed by nobody.
+    logged, and the loop goes on: a thread that ended would be missed by nobody. With ``strict`` a
+    fault that needs a person is raised, until a first call has succeeded.
     """
     outage = Outage(loop)
     while not stop.is_set():
@@ -143,11 +164,14 @@ def run_every(
             run_once()
         except DATABASE_FAULTS as error:
             connections[alias].close()
+            if strict and not is_passing(error):
+                raise
             stop.wait(outage.failed(error))
         except Exception:
             logger.exception("loop failed, it goes on loop=%s", loop)
             stop.wait(interval())
         else:
+            strict = False
             outage.recovered()
             stop.wait(interval())
         reset_queries()

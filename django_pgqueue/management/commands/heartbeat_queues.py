@@ -43,4 +43,7 @@ class Command(BaseCommand):
         interval = options["interval"] or settings.HEARTBEAT_INTERVAL
         stop = threading.Event()
         with on_stop_signal(stop.set), own_connection(using, "heartbeat"):
-            run_every(lambda: interval, heartbeat.run_once, stop, alias=using, loop="heartbeat")
+            try:
+                run_every(lambda: interval, heartbeat.run_once, stop, alias=using, loop="heartbeat", strict=True)
+            except DatabaseError as error:
+                raise refusal(error) from error

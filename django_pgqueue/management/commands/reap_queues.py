@@ -58,7 +58,10 @@ class Command(BaseCommand):
             return
         stop = threading.Event()
         with on_stop_signal(stop.set), own_connection(using, "reaper"):
-            run_every(lambda: options["interval"], run_once, stop, alias=using, loop="reaper")
+            try:
+                run_every(lambda: options["interval"], run_once, stop, alias=using, loop="reaper", strict=True)
+            except DatabaseError as error:
+                raise refusal(error) from error
 
     def _report(self, reaped: Reaped, form: str, verbosity: int) -> None:
         if form == "json":
