@@ -1,0 +1,348 @@
+"""
+The grants of docs/permissions.md: each role can do its job with them, and not without any one of them.
+
+The statements are taken out of the page, so that the two cannot drift. The roles log in to a database
+in which PUBLIC has nothing.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError, connections, transaction
+from psycopg import sql
+
+from django_pgqueue import Queue, services
+from django_pgqueue.consumer import Consumer
+from django_pgqueue.heartbeat import Heartbeat
+from django_pgqueue.reaper import Reaper
+from tests.databases import alias, database
+from tests.support import connect, fetch, second_session
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "permissions.md"
+STATEMENT = re.compile(r"(GRANT .*?|CREATE ROLE \w+ LOGIN)\s*;\s*", re.DOTALL)
+GRANT = re.compile(r"GRANT (\w+)(?: \(([\w, ]+)\))? ON (DATABASE |SCHEMA |)(\w+) TO ([\w, ]+)")
+
+
+@dataclass(frozen=True)
+class Grant:
+    """One privilege, of one role, on one thing; of a table, on these columns or on all."""
+
+    role: str
+    privilege: str
+    columns: tuple[str, ...]
+    kind: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.role}: {self.privilege} ({', '.join(self.columns)}) {self.kind}{self.target}"
+
+    def run(self, admin: psycopg.Connection, verb: str, to: str, role: str) -> None:
+        """GRANT … TO, or REVOKE … FROM, a role of another name."""
+        columns = sql.SQL(", ").join(map(sql.Identifier, self.columns))
+        target = admin.info.dbname if self.kind == "DATABASE " else self.target
+        admin.execute(
+            sql.SQL("{} {} {} ON {} {} {} {}").format(
+                sql.SQL(verb),
+                sql.SQL(self.privilege),
+                sql.SQL("({})").format(columns) if self.columns else sql.SQL(""),
+                sql.SQL(self.kind),
+                sql.Identifier(target),
+                sql.SQL(to),
+                sql.Identifier(role),
+            )
+        )
+
+
+def statements() -> list[str]:
+    """Return what stands in the page's blocks of SQL; nothing may stand there that is not understood."""
+    found: list[str] = []
+    for block in re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        text = re.sub(r"--.*", "", block).strip()
+        assert re.fullmatch(rf"({STATEMENT.pattern})+", text, re.DOTALL), text
+        found += [" ".join(statement.split()) for statement in STATEMENT.findall(text)]
+    return found
+
+
+def grants() -> list[Grant]:
+    found: list[Grant] = []
+    for statement in statements():
+        if statement.startswith("GRANT"):
+            privilege, columns, kind, target, roles = GRANT.fullmatch(statement).groups()
+            names = tuple(columns.split(", ")) if columns else ()
+            found += [Grant(role, privilege, names, kind, target) for role in roles.split(", ")]
+    return found
+
+
+GRANTS = grants()
+ROLES = sorted({grant.role for grant in GRANTS})
+TABLES = ("django_pgqueue_messagequeueitem", "django_pgqueue_messagequeue", "django_pgqueue_queueconsumer")
+
+
+@pytest.fixture(scope="module")
+def names(django_db_setup, django_db_blocker) -> Iterator[dict[str, str]]:
+    """Make each role of the page, under a name of its own: roles are the whole server's."""
+    made = {role: f"{role}_{uuid4().hex[:8]}" for role in ROLES}
+    with django_db_blocker.unblock(), connect() as admin:
+        for name in made.values():
+            admin.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(name), sql.Literal(name)))
+        yield made
+        for name in made.values():
+            admin.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+
+
+class Shop:
+    """A database with the queue's tables, in which the roles of the page have the page's grants."""
+
+    def __init__(self, owner: str, names: dict[str, str]) -> None:
+        self.owner = owner
+        self.names = names
+        self.admin = connect(dbname=connections.settings[owner]["NAME"])
+        database_name = sql.Identifier(self.admin.info.dbname)
+        self.admin.execute("REVOKE ALL ON SCHEMA public FROM PUBLIC")
+        self.admin.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(database_name))
+        for grant in GRANTS:
+            self.grant(grant)
+
+    def grant(self, grant: Grant) -> None:
+        grant.run(self.admin, "GRANT", "TO", self.names[grant.role])
+
+    def revoke(self, grant: Grant) -> None:
+        grant.run(self.admin, "REVOKE", "FROM", self.names[grant.role])
+
+    def do(self, role: str, job: Callable[["Shop", str], None]) -> None:
+        """Do a job on empty tables, on new connections of the role."""
+        self.admin.execute(sql.SQL("TRUNCATE {} CASCADE").format(sql.SQL(", ").join(map(sql.Identifier, TABLES))))
+        services.forget_declared()
+        name = self.names[role]
+        with alias(role, NAME=self.admin.info.dbname, USER=name, PASSWORD=name, OPTIONS={"pool": False}) as using:
+            job(self, using)
+
+    def queue(self, name: str, **options) -> Queue:
+        """Return a queue as the owner uses it: for what is there before the job begins."""
+        return Queue(name, using=self.owner, **options)
+
+    def sql(self, statement: str) -> None:
+        self.admin.execute(statement)
+
+
+@pytest.fixture
+def shop(names) -> Iterator[Shop]:
+    with database("owner") as owner:
+        made = Shop(owner, names)
+        try:
+            yield made
+        finally:
+            made.admin.close()
+
+
+# --- The jobs: what the page says that each role can do ---
+
+
+def publish(shop: Shop, using: str) -> None:
+    queue = Queue("orders", using=using)
+    queue.declare()
+    queue.publish({"n": 1})
+    with transaction.atomic(using=using):
+        queue.publish({"n": 2}, delay=1, ttl=60, headers={"a": 1})
+    assert len(queue.publish_many([{"n": 3}, {"n": 4}])) == 2
+    # Refreshed, with what the code says by now.
+    shop.sql("UPDATE django_pgqueue_messagequeue SET last_active = '2000-01-01'")
+    services.forget_declared()
+    Queue("orders", max_deliveries=9, using=using).publish({"n": 5})
+    # First use, and healed in both ways.
+    passing = Queue("replies", auto_deleted=True, using=using)
+    passing.publish({"n": 1})
+    for block in (True, False):
+        shop.sql("DELETE FROM django_pgqueue_messagequeue WHERE name = 'replies'")
+        if block:
+            with transaction.atomic(using=using):
+                passing.publish({"n": 2})
+        else:
+            passing.publish({"n": 3})
+
+
+def consume(shop: Shop, using: str) -> None:
+    shop.queue("orders").publish_many([{"n": n} for n in range(5)])
+    # Another one, which somebody had deleted: its message is an orphan.
+    shop.queue("replies").publish({})
+    shop.sql("DELETE FROM django_pgqueue_messagequeue WHERE name IN ('replies', 'orders.dead')")
+    queue = Queue("orders", max_deliveries=2, using=using)
+    queue.declare()
+    shop.sql("DELETE FROM django_pgqueue_messagequeue WHERE name = 'orders.dead'")
+    one, two, three = queue.claim(3)
+    queue.extend(one)
+    queue.ack(one)
+    queue.nack(two, delay=0, reason="later")
+    queue.reject(three, reason="no")
+    replies = Queue("replies", using=using)
+    replies.declare()
+    assert services.look("replies", using).orphans
+    assert services.adopt("replies", 10, using) == 1
+    heartbeat = Heartbeat(using, declared=[queue.declaration], consumer=uuid4())
+    heartbeat.run_once()
+    heartbeat.run_once()
+    services.forget_consumer(heartbeat.consumer, using)
+
+
+def reap(shop: Shop, using: str) -> None:
+    shop.queue("orders", dead_letter="late").publish({}, ttl=0.001)
+    shop.queue("replies").publish({}, ttl=0.001)
+    shop.queue("killer", lease=0.001, max_deliveries=1).publish({})
+    shop.queue("killer", lease=0.001, max_deliveries=1).claim()
+    shop.queue("gone").publish({})
+    shop.sql("DELETE FROM django_pgqueue_messagequeue WHERE name IN ('gone', 'late', 'killer.dead')")
+    shop.queue("gone").declare()
+    shop.queue("idle", auto_deleted=True).declare()
+    shop.sql("UPDATE django_pgqueue_messagequeue SET last_active = '2000-01-01' WHERE name = 'idle'")
+    services.beat(uuid4(), "host", 1, ["orders"], shop.owner)
+    shop.sql("UPDATE django_pgqueue_queueconsumer SET last_heartbeat = '2000-01-01'; SELECT pg_sleep(0.002)")
+    reaped = Reaper(using).run_once()
+    assert (reaped.expired, reaped.dead_lettered, reaped.adopted, reaped.queues) == (1, 2, 1, ["idle"])
+    assert fetch("SELECT count(*) FROM django_pgqueue_queueconsumer", using=shop.owner) == [(0,)]
+
+
+def keep_alive(shop: Shop, using: str) -> None:
+    shop.queue("orders").declare()
+    shop.sql("UPDATE django_pgqueue_messagequeue SET last_active = '2000-01-01'")
+    call_command("heartbeat_queues", "orders", once=True, database=using)
+    assert fetch("SELECT max(last_active) > '2000-01-01' FROM django_pgqueue_messagequeue", using=shop.owner) == [
+        (True,)
+    ]
+
+
+def look(shop: Shop, using: str) -> None:
+    shop.queue("orders").publish({})
+    assert Queue("orders", using=using).stats().ready == 1
+    assert Reaper(using).preview().queues == []
+
+
+JOBS = {
+    "shop_publisher": publish,
+    "shop_consumer": consume,
+    "shop_reaper": reap,
+    "shop_heartbeat": keep_alive,
+    "shop_viewer": look,
+}
+
+
+# --- Enough, and not more ---
+
+
+def test_the_page_gives_grants_for_each_job():
+    """A role without a test, or a test without a role, is a page that drifted."""
+    assert sorted(JOBS) == ROLES
+    assert {grant.target for grant in GRANTS if not grant.kind} <= set(TABLES)
+
+
+@pytest.mark.parametrize("role", JOBS)
+def test_each_role_can_do_its_job_with_the_grants_of_the_page(shop, role):
+    """Where PUBLIC has no rights at all, and the role does not own a thing."""
+    shop.do(role, JOBS[role])
+
+
+def test_the_consumers_grants_are_enough_for_a_whole_consumer(shop, caplog):
+    """With its heartbeat, leases, listener, retries and dead letters; nothing is refused on the way."""
+    seen: list = []
+
+    def handle(message) -> None:
+        seen.append(message.payload)
+        if message.payload == "bad":
+            raise ValueError("bad")
+
+    def job(shop: Shop, using: str) -> None:
+        shop.queue("orders", dead_letter="late").publish_many(["good", "bad"])
+        queue = Queue("orders", dead_letter="late", max_deliveries=2, backoff={"base": 0.01}, using=using)
+        for ack in ("late", "atomic"):
+            Consumer([queue.make_handler(handle, ack=ack)], drain=True).run()
+
+    shop.do("shop_consumer", job)
+    assert sorted(seen) == ["bad", "bad", "good"]
+    assert "42501" not in caplog.text and "permission denied" not in caplog.text
+
+
+def parts(grant: Grant) -> list[Grant]:
+    """Return a grant column by column: each must be needed."""
+    if not grant.columns:
+        return [grant]
+    return [replace(grant, columns=(column,)) for column in grant.columns]
+
+
+@pytest.mark.parametrize("role", JOBS)
+def test_without_any_one_of_its_grants_a_role_cannot_do_its_job(shop, role):
+    """Each privilege of the page is needed, down to the column: the least."""
+    needless = []
+    for grant in (part for whole in GRANTS if whole.role == role for part in parts(whole)):
+        shop.revoke(grant)
+        try:
+            shop.do(role, JOBS[role])
+        except (DatabaseError, psycopg.Error, CommandError) as error:
+            # A schema that may not be used is passed over: the tables are not found.
+            assert re.search("permission denied|does not exist", str(error)), (str(grant), error)
+        except AssertionError:
+            # What was refused was logged, and the job was not done.
+            pass
+        else:
+            needless.append(str(grant))
+        shop.grant(grant)
+    assert needless == []
+
+
+FORBIDDEN = {
+    "shop_publisher": [
+        "SELECT payload FROM django_pgqueue_messagequeueitem",
+        "DELETE FROM django_pgqueue_messagequeueitem",
+        "UPDATE django_pgqueue_messagequeueitem SET read_after = NULL",
+        "UPDATE django_pgqueue_messagequeue SET paused_at = now()",
+        "DELETE FROM django_pgqueue_messagequeue",
+        "SELECT * FROM django_pgqueue_queueconsumer",
+    ],
+    "shop_consumer": [
+        "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) VALUES ('orders', '1')",
+        "UPDATE django_pgqueue_messagequeueitem SET payload = '1'",
+        "UPDATE django_pgqueue_messagequeue SET paused_at = now()",
+        "DELETE FROM django_pgqueue_messagequeue",
+    ],
+    "shop_reaper": [
+        "SELECT payload FROM django_pgqueue_messagequeueitem",
+        "SELECT headers FROM django_pgqueue_messagequeueitem",
+        "UPDATE django_pgqueue_messagequeueitem SET payload = '1'",
+        "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) VALUES ('orders', '1')",
+    ],
+    "shop_heartbeat": [
+        "SELECT id FROM django_pgqueue_messagequeueitem",
+        "UPDATE django_pgqueue_messagequeue SET max_deliveries = 1",
+        "DELETE FROM django_pgqueue_messagequeue",
+    ],
+    "shop_viewer": [
+        "SELECT payload FROM django_pgqueue_messagequeueitem",
+        "UPDATE django_pgqueue_messagequeue SET last_active = now()",
+        "DELETE FROM django_pgqueue_messagequeueitem",
+    ],
+}
+# For every role: what only the owner may.
+FORBIDDEN_TO_ALL = [
+    "SELECT django_pgqueue_orphan_messages()",
+    "TRUNCATE django_pgqueue_messagequeueitem",
+    "SELECT nextval('django_pgqueue_messagequeueitem_id_seq')",
+    "ALTER TABLE django_pgqueue_messagequeue DISABLE TRIGGER ALL",
+    "CREATE TABLE mine ()",
+]
+
+
+@pytest.mark.parametrize("role", JOBS)
+def test_a_role_can_do_no_more_than_the_page_says(shop, role):
+    """Read, change or delete what is not its business; nor call the trigger's function."""
+    name = shop.names[role]
+    with second_session(dbname=shop.admin.info.dbname, user=name, password=name) as session:
+        for statement in [*FORBIDDEN[role], *FORBIDDEN_TO_ALL]:
+            with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported)):
+                session.execute(statement)
+                pytest.fail(statement)
