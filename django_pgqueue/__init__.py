@@ -14,6 +14,7 @@ Importing this package works before Django's apps are loaded and runs no SQL.
 """
 
 from django_pgqueue.exceptions import (
+    CanaryFailed,
     InvalidQueueName,
     LeaseLost,
     Nack,
@@ -25,8 +26,11 @@ from django_pgqueue.exceptions import (
 )
 from django_pgqueue.message import Message
 from django_pgqueue.queues import Queue
+from django_pgqueue.subscriptions import TopicMessage
+from django_pgqueue.topics import Topic
 
 __all__ = [
+    "CanaryFailed",
     "InvalidQueueName",
     "LeaseLost",
     "Message",
@@ -37,4 +41,6 @@ __all__ = [
     "Queue",
     "QueueNotFound",
     "Reject",
+    "Topic",
+    "TopicMessage",
 ]

@@ -1,7 +1,8 @@
-"""Both tables in the admin, read-only: queues and messages are changed through the library."""
+"""The tables in the admin: queues and messages read-only, since they are changed through the library."""
 
 from typing import Any
 
+from django import forms
 from django.contrib import admin
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
@@ -9,7 +10,9 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 
 from django_pgqueue.conf import database_alias
-from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.exceptions import InvalidQueueName
+from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer, QueueEvent, TopicBinding
+from django_pgqueue.validation import check_name
 
 
 class UncountedPaginator(Paginator):  # type: ignore[type-arg]  # not generic at run time
@@ -51,10 +54,62 @@ class MessageQueueAdmin(ReadOnlyAdmin):
         "exclusive",
         "dead_letter",
         "max_deliveries",
+        "paused_at",
         "last_active",
     )
     list_filter = ("auto_deleted", "durable", "exclusive")
     search_fields = ("name",)
+
+
+class TopicBindingForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at run time
+    def clean_topic(self) -> str:
+        return self._clean_name("topic")
+
+    def clean_queue(self) -> str:
+        name = self._clean_name("queue")
+        if not MessageQueue.objects.using(database_alias()).filter(name=name).exists():
+            raise forms.ValidationError(f"There is no queue {name!r}.")
+        return name
+
+    def _clean_name(self, field: str) -> str:
+        try:
+            return check_name(self.cleaned_data[field])
+        except InvalidQueueName as error:
+            raise forms.ValidationError(str(error)) from error
+
+
+@admin.register(TopicBinding)
+class TopicBindingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
+    """Which queues get a copy of which topic's messages: bound and unbound here too, never edited."""
+
+    form = TopicBindingForm
+    fields = ("topic", "queue", "ttl")
+    list_display = ("topic", "queue", "ttl", "created_at")
+    search_fields = ("topic", "queue")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[TopicBinding]:
+        return super().get_queryset(request).using(database_alias())
+
+    def save_model(self, request: HttpRequest, obj: TopicBinding, form: Any, change: bool) -> None:  # noqa: FBT001
+        obj.save(using=database_alias())
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+@admin.register(QueueEvent)
+class QueueEventAdmin(ReadOnlyAdmin):
+    list_display = ("at", "queue", "kind")
+    list_filter = ("kind",)
+    search_fields = ("queue",)
+    ordering = ("-id",)
+    show_full_result_count = False
+    paginator = UncountedPaginator
+
+
+@admin.register(QueueConsumer)
+class QueueConsumerAdmin(ReadOnlyAdmin):
+    list_display = ("id", "host", "pid", "queues", "started_at", "last_heartbeat")
 
 
 @admin.register(MessageQueueItem)

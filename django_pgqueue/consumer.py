@@ -3,7 +3,7 @@ Run handlers over queues: claim, handle, settle, until told to stop.
 
 One process, these threads: the one that calls ``Consumer.run`` claims and settles; each lane (one
 queue with its handler) has worker threads, or tasks on one event loop; one thread extends leases,
-one beats, one listens. The threads that are the library's have connections of their own, so nothing
+one beats; the process's listener wakes. The threads that are the library's have connections of their own, so nothing
 that a handler does to its connection reaches them.
 """
 
@@ -23,7 +23,7 @@ from django.db import connections, reset_queries
 from django_pgqueue import services, signals
 from django_pgqueue.conf import settings
 from django_pgqueue.heartbeat import Heartbeat
-from django_pgqueue.listener import Listener
+from django_pgqueue.listener import Ear, Receive, listener_of
 from django_pgqueue.loop import DATABASE_FAULTS, Outage, is_passing, own_connection, run_every
 from django_pgqueue.message import Message
 from django_pgqueue.validation import check_seconds
@@ -33,8 +33,8 @@ logger = logging.getLogger("django_pgqueue")
 
 # Seconds between two polls while notifications don't arrive.
 POLL_INTERVAL_UNHEARD = 1.0
-# Leases, heartbeat, listener: the threads that come first, and end within so many seconds.
-OWN_THREADS = 3
+# Leases and heartbeat: the threads that come first, and end within so many seconds.
+OWN_THREADS = 2
 JOIN_TIMEOUT = 1.0
 # Seconds for which an extension tries rows that somebody else has locked; the next one is soon.
 EXTEND_PATIENCE = 0.2
@@ -42,6 +42,12 @@ EXTEND_PATIENCE = 0.2
 LATE = 0.75
 # How many orphans one look adopts.
 ADOPT_BATCH = 1_000
+# One claim takes no more once it has so many bytes as they are stored; nothing is claimed while so many
+# characters of JSON are held.
+CLAIM_BYTES = 8 * 1024 * 1024
+HELD_SIZE = 64 * 1024 * 1024
+# An owner that missed so many heartbeats starts nothing, half an interval before others may take over.
+TRUSTED_HEARTBEATS = services.MISSED_HEARTBEATS - 0.5
 
 
 class Consumer:
@@ -76,21 +82,18 @@ class Consumer:
             Lane(
                 handler,
                 concurrency=concurrency or handler.concurrency,
-                # At least one for each worker, or some would never get any.
-                prefetch=max(prefetch or settings.PREFETCH, concurrency or handler.concurrency),
+                # At least enough for each worker, or some would never get any.
+                prefetch=max(
+                    prefetch or settings.PREFETCH, (concurrency or handler.concurrency) * (handler.batch or 1)
+                ),
             )
             for handler in handlers
         )
         self._turns = 0
-        self._by_name = {lane.queue.name: lane for lane in self._lanes}
         self._heartbeat = Heartbeat(
             self.using, declared=[lane.queue.declaration for lane in self._lanes], consumer=self.id
         )
-        self._listener = Listener(
-            settings.LISTEN_DATABASE or self.using,
-            {services.channel(name): name for name in self._by_name},
-            self._wake,
-        )
+        self._ear = Ear({services.channel(lane.queue.name): self._receiver(lane) for lane in self._lanes})
         self._event = threading.Event()
         self._stopping = threading.Event()
         self._stopping_now = threading.Event()
@@ -126,18 +129,22 @@ class Consumer:
 
     def run(self) -> int:
         """Consume until stopped, drained or done. Returns how many messages were handled."""
-        names = sorted(self._by_name)
+        names = sorted(lane.queue.name for lane in self._lanes)
         with own_connection(self.using, "consumer"):
             self._start()
             signals.consumer_started.send_robust(self.id, using=self.using, queues=names)
             threads = self._threads()
             for thread in threads:
                 thread.start()
+            listener = listener_of(settings.LISTEN_DATABASE or self.using)
+            if not self.drain:
+                listener.add(self._ear)
             try:
                 self._consume()
                 self._finish()
             finally:
                 self._ended.set()
+                listener.remove(self._ear)
                 for lane in self._lanes:
                     for _ in range(lane.concurrency):
                         lane.put(None)
@@ -157,7 +164,7 @@ class Consumer:
             try:
                 for lane in sorted(self._lanes, key=lambda lane: lane.queue.name):
                     services.declare(lane.queue.declaration, self.using)
-                self._heartbeat.run_once()
+                self._beat()
             except DATABASE_FAULTS as error:
                 if not is_passing(error):
                     raise
@@ -172,9 +179,8 @@ class Consumer:
             ("leases", lambda: self._every(lease / 3, self._extend, "leases")),
             (
                 "heartbeat",
-                lambda: self._every(settings.HEARTBEAT_INTERVAL, self._heartbeat.run_once, "heartbeat"),
+                lambda: self._every(settings.HEARTBEAT_INTERVAL, self._beat, "heartbeat"),
             ),
-            ("listener", self._listen),
         ]
         async_lanes = [lane for lane in self._lanes if lane.handler.is_async]
         if async_lanes:
@@ -188,9 +194,12 @@ class Consumer:
         # Daemons: a handler that outlives its grace must not keep the process.
         return [threading.Thread(target=target, name=f"pgqueue {name}", daemon=True) for name, target in own]
 
-    def _listen(self) -> None:
-        if not self.drain:
-            self._listener.run(self._ended)
+    def _beat(self) -> None:
+        sent = time.monotonic()
+        self._heartbeat.run_once()
+        for lane in self._lanes:
+            if lane.queue.declaration.exclusive:
+                lane.owned_until = sent + TRUSTED_HEARTBEATS * settings.HEARTBEAT_INTERVAL
 
     def _every(self, interval: float, run_once: Callable[[], object], loop: str) -> None:
         with own_connection(self.using, loop):
@@ -276,7 +285,8 @@ class Consumer:
 
     def _is_open(self, lane: Lane, now: float) -> bool:
         """Tell whether the lane has use for more messages."""
-        return lane.is_low and self._room(lane) > 0 and not lane.is_stuck(now)
+        is_full = bool(lane.held) and sum(each.size for each in self._lanes) >= HELD_SIZE
+        return lane.is_low and self._room(lane) > 0 and not is_full and not lane.is_stuck(now)
 
     def _is_solo(self, now: float) -> bool:
         """Tell whether a suspect is being handled that others must not be beside."""
@@ -317,7 +327,11 @@ class Consumer:
             consumer=self.id,
             suspects=self._is_alone(before),
             skip_suspects=is_others_turn,
+            most_bytes=CLAIM_BYTES,
         )
+        if claim.closed:
+            # Paused, or another's by now: what has not started is for whoever may have it.
+            self._give_back_waiting(lane)
         self._claimed += len(claim.messages)
         is_suspect = bool(claim.messages) and claim.messages[0].suspect
         lane.suspects_in_row = lane.suspects_in_row + 1 if is_suspect else 0
@@ -328,12 +342,14 @@ class Consumer:
             if is_suspect:
                 self._solo = lane, held
             lane.put(held)
-        is_more = is_suspect or claim.suspect_met or is_others_turn or len(claim.messages) >= room
+        is_more = is_suspect or claim.suspect_met or is_others_turn or claim.more or len(claim.messages) >= room
         self._plan_look(lane, claim, is_more=is_more)
 
     def _plan_look(self, lane: Lane, claim: services.Claim, *, is_more: bool) -> None:
         now = time.monotonic()
-        if is_more or claim.dead_lettered or (claim.messages and self.drain):
+        if claim.closed:
+            lane.next_look = now + settings.POLL_INTERVAL
+        elif is_more or claim.dead_lettered or (claim.messages and self.drain):
             lane.next_look = now
         elif (claim.messages or lane.look_again) and not self.drain:
             # A publisher that had just sent a wake-up did not send another: look once more.
@@ -353,7 +369,7 @@ class Consumer:
         if look.orphans and services.adopt(lane.queue.name, ADOPT_BATCH, self.using):
             return 0.0
         interval = settings.POLL_INTERVAL
-        if not self._listener.listening:
+        if not self._ear.listening.is_set():
             interval = min(interval, POLL_INTERVAL_UNHEARD)
         if look.due_in is None:
             return interval
@@ -381,10 +397,12 @@ class Consumer:
         now = time.monotonic()
         return self.drain and all(lane.next_look > now and not lane.suspect_waiting for lane in self._lanes)
 
-    def _wake(self, name: str | None) -> None:
-        for lane in self._lanes if name is None else [self._by_name[name]]:
+    def _receiver(self, lane: Lane) -> Receive:
+        def receive(notification: str | None) -> None:
             lane.wake()
-        self._event.set()
+            self._event.set()
+
+        return receive
 
     # --- Settling ---
 

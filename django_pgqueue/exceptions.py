@@ -50,6 +50,25 @@ class QueueNotFound(PGQueueError, IntegrityError):
         self.queue = queue
 
 
+class CanaryFailed(PGQueueError):
+    """
+    A redrive was stopped, because the first messages that it sent back did not all end well.
+
+    ``died``: ids of those that became dead letters again; ``pending``: of those that were not settled
+    in time; ``redriven``: how many messages were sent back.
+    """
+
+    def __init__(self, queue: str, died: Iterable[int], pending: Iterable[int], redriven: int) -> None:
+        self.queue = queue
+        self.died = sorted(died)
+        self.pending = sorted(pending)
+        self.redriven = redriven
+        super().__init__(
+            f"redrive of queue {queue!r} stopped after {redriven} messages:"
+            f" died again {self.died}, not settled in time {self.pending}"
+        )
+
+
 class LeaseLost(PGQueueError):
     """
     Messages could not be settled or extended, because their lease is no longer the caller's.

@@ -1,8 +1,14 @@
-"""The one LISTEN connection of a process: it turns notifications into calls."""
+"""
+The one LISTEN connection of a process: it turns notifications into calls.
+
+Consumers and subscriptions share it. It is opened by the first that needs it and closed after the
+last; a child made by fork has one of its own.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,13 +16,16 @@ from typing import Any
 from uuid import uuid4
 
 import psycopg
+from django.db import connections
 from psycopg import sql
 
-from django_pgqueue.loop import DATABASE_FAULTS, Outage, dedicated_connection, is_direct
+from django_pgqueue.conf import settings
+from django_pgqueue.loop import DATABASE_FAULTS, Outage, dedicated_connection, is_direct, own_connection
 
 logger = logging.getLogger("django_pgqueue")
 
-# Seconds: how soon a stop is noticed, and how often a quiet connection proves that it is alive.
+# Seconds: how soon a stop or a new channel is noticed, and how often a quiet connection proves that it is
+# alive.
 TICK = 0.25
 LIVENESS_INTERVAL = 30.0
 
@@ -32,56 +41,90 @@ KEEPALIVE = {
     "tcp_user_timeout": 20_000,
 }
 
+#: Called in the listener's thread with the text of a notification. None: a (re)connect; what was sent
+#: before it is lost.
+Receive = Callable[[str | None], None]
+
+
+class Ear:
+    """What one user of the connection wants to hear: what to call for each channel."""
+
+    def __init__(self, channels: Mapping[str, Receive]) -> None:
+        self.channels = dict(channels)
+        #: Set while notifications arrive.
+        self.listening = threading.Event()
+
 
 class Listener:
     """
-    LISTEN on channels and call ``wake(queue)`` for each notification.
+    LISTEN on the channels of all ears, over one connection.
 
-    ``channels`` maps a channel to the queue it belongs to. After every (re)connect ``wake(None)``
-    asks for a look at all queues: what was sent in between is lost. ``listening`` tells whether
-    notifications arrive at present.
+    A database fault never ends it: it connects again, and calls every receiver with None.
     """
 
-    def __init__(self, alias: str, channels: Mapping[str, str], wake: Callable[[str | None], None]) -> None:
+    def __init__(self, alias: str) -> None:
         self.alias = alias
-        self.channels = channels
-        self.wake = wake
-        self.listening = False
+        self._lock = threading.Lock()
+        self._ears: tuple[Ear, ...] = ()
+        self._is_running = False
         self._told_deaf = False
 
-    def run(self, stop: threading.Event) -> None:
-        """Listen until ``stop`` is set. Never ends for a database fault."""
-        outage = Outage("listener")
-        while not stop.is_set():
-            try:
-                self._listen(stop, outage)
-            except (*DATABASE_FAULTS, psycopg.Error) as error:
-                stop.wait(outage.failed(error))
-            finally:
-                self.listening = False
+    def add(self, ear: Ear) -> None:
+        """Let an ear hear; soon, its ``listening`` tells when."""
+        with self._lock:
+            self._ears = (*self._ears, ear)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="pgqueue listener", daemon=True).start()
 
-    def _listen(self, stop: threading.Event, outage: Outage) -> None:
-        wrapper = dedicated_connection(self.alias, "listener")
+    def remove(self, ear: Ear) -> None:
+        """End that. The connection is closed after the last ear."""
+        with self._lock:
+            self._ears = tuple(other for other in self._ears if other is not ear)
+        ear.listening.clear()
+
+    def _is_needed(self) -> bool:
+        with self._lock:
+            # Decided under the lock: whoever adds an ear after this starts another thread.
+            self._is_running = bool(self._ears)
+            return self._is_running
+
+    def _run(self) -> None:
+        outage = Outage("listener")
+        while self._is_needed():
+            try:
+                with own_connection(self.alias, "listener"):
+                    self._listen(outage)
+            except (*DATABASE_FAULTS, psycopg.Error) as error:
+                self._stop_listening()
+                self._wait(outage.failed(error))
+            finally:
+                self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        for ear in self._ears:
+            ear.listening.clear()
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._ears and time.monotonic() < until:
+            time.sleep(min(TICK, seconds))
+
+    def _listen(self, outage: Outage) -> None:
+        wrapper = connections[self.alias]
         for option, value in KEEPALIVE.items():
             wrapper.settings_dict["OPTIONS"].setdefault(option, value)
-        try:
-            wrapper.connect()
-            raw: psycopg.Connection[Any] = wrapper.connection
-            if not is_direct(raw) and not self._hears(raw):
-                wrapper.close()
-                outage.recovered()
-                self._poll_only(stop)
-                return
-            # A listener is idle by trade; a server-wide limit on idle sessions must not end it.
-            raw.execute("SET idle_session_timeout = 0")
-            for channel in self.channels:
-                raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-            self.listening = True
-            outage.recovered()
-            self.wake(None)
-            self._receive(raw, stop)
-        finally:
+        wrapper.connect()
+        raw: psycopg.Connection[Any] = wrapper.connection
+        if not is_direct(raw) and not self._hears(raw):
             wrapper.close()
+            outage.recovered()
+            self._poll_only()
+            return
+        # A listener is idle by trade; a server-wide limit on idle sessions must not end it.
+        raw.execute("SET idle_session_timeout = 0")
+        outage.recovered()
+        self._receive(raw)
 
     def _hears(self, raw: psycopg.Connection[Any]) -> bool:
         """
@@ -90,7 +133,7 @@ class Listener:
         They do where it lends a session of the server for as long as the connection lasts. Where it
         lends one for each transaction, LISTEN succeeds and nothing is ever heard.
         """
-        channel = f"django_pgqueue?{uuid4().hex}"
+        channel = f"{settings.CHANNEL_PREFIX}?{uuid4().hex}"
         raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         # From another connection: what a session sends to itself comes with the answer, in any mode.
         other = dedicated_connection(self.alias, "listener")
@@ -103,7 +146,7 @@ class Listener:
         raw.execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
         return heard
 
-    def _poll_only(self, stop: threading.Event) -> None:
+    def _poll_only(self) -> None:
         if not self._told_deaf:
             self._told_deaf = True
             logger.warning(
@@ -111,14 +154,67 @@ class Listener:
                 " that goes to the server itself database=%s",
                 self.alias,
             )
-        stop.wait(PROOF_INTERVAL)
+        self._wait(PROOF_INTERVAL)
 
-    def _receive(self, raw: psycopg.Connection[Any], stop: threading.Event) -> None:
+    def _receive(self, raw: psycopg.Connection[Any]) -> None:
+        ears: tuple[Ear, ...] = ()
+        receivers: dict[str, list[Receive]] = {}
         proven = time.monotonic()
-        while not stop.is_set():
-            # To the end of the generator: leaving it early would lose the rest of the batch.
-            for channel in {notify.channel for notify in raw.notifies(timeout=TICK, stop_after=1)}:
-                self.wake(self.channels.get(channel))
+        while self._is_needed():
+            if self._ears is not ears:
+                ears, receivers = self._listen_to_changed(raw, self._ears, receivers)
+            # To the end of the generator: leaving it early would lose the rest of the batch, and while it
+            # runs the connection is taken, which a receiver may need.
+            for notify in list(raw.notifies(timeout=TICK, stop_after=1)):
+                for receive in receivers.get(notify.channel, ()):
+                    _call(receive, notify.payload)
             if time.monotonic() - proven > LIVENESS_INTERVAL:
                 raw.execute("SELECT 1")
                 proven = time.monotonic()
+
+    def _listen_to_changed(
+        self, raw: psycopg.Connection[Any], ears: tuple[Ear, ...], before: Mapping[str, list[Receive]]
+    ) -> tuple[tuple[Ear, ...], dict[str, list[Receive]]]:
+        receivers: dict[str, list[Receive]] = {}
+        for ear in ears:
+            for channel, receive in ear.channels.items():
+                receivers.setdefault(channel, []).append(receive)
+        for channel in receivers.keys() - before.keys():
+            raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        for channel in before.keys() - receivers.keys():
+            raw.execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
+        for ear in ears:
+            if not ear.listening.is_set():
+                ear.listening.set()
+                for receive in ear.channels.values():
+                    _call(receive, None)
+        return ears, receivers
+
+
+def _call(receive: Receive, text: str | None) -> None:
+    try:
+        receive(text)
+    except (*DATABASE_FAULTS, psycopg.Error):
+        raise
+    except Exception:
+        logger.exception("receiver of a notification failed")
+
+
+# By process and alias: what a child inherits through fork is the parent's.
+_listeners: dict[tuple[int, str], Listener] = {}
+_listeners_lock = threading.Lock()
+
+
+def listener_of(alias: str) -> Listener:
+    """Return this process's listener on a database."""
+    with _listeners_lock:
+        return _listeners.setdefault((os.getpid(), alias), Listener(alias))
+
+
+def _renew_lock() -> None:
+    # A thread of the parent may have held it.
+    global _listeners_lock
+    _listeners_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

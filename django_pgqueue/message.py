@@ -38,6 +38,8 @@ class Message:
     # True when an earlier delivery neither settled it nor gave it back: its worker may have died
     # of it, so it was claimed alone.
     suspect: bool = False
+    # Bytes, about: the characters of the payload's JSON.
+    size: int = field(default=0, repr=False, compare=False)
 
 
 def encode(value: object, max_bytes: int, root: str = "$") -> str:

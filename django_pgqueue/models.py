@@ -16,6 +16,9 @@ from django.db.models.functions import Now
 
 from django_pgqueue.constraints import ImmediateForeignKey
 
+# What a name looks like to the database; ``validation.check_name`` asks for more.
+NAME = r"^[^[:cntrl:][:space:]]([^[:cntrl:]]{0,253}[^[:cntrl:][:space:]])?$"
+
 
 class ReadableDateTimeField(models.DateTimeField):  # type: ignore[type-arg]  # not generic at run time
     """
@@ -61,7 +64,7 @@ class MessageQueue(models.Model):
         ordering = ("name",)
         constraints = (
             models.CheckConstraint(
-                condition=Q(name__regex=r"^[^[:cntrl:][:space:]]([^[:cntrl:]]{0,253}[^[:cntrl:][:space:]])?$"),
+                condition=Q(name__regex=NAME),
                 name="django_pgqueue_queue_name",
             ),
             models.CheckConstraint(condition=Q(max_deliveries__gte=1), name="django_pgqueue_queue_max_deliveries"),
@@ -91,6 +94,78 @@ class QueueConsumer(models.Model):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"
+
+
+class QueueEvent(models.Model):
+    """
+    What happened to an auto-deleted queue's row: reaped, revived, vanished. Kept for a week.
+
+    The reaper's ``reaped`` is the tombstone: a queue that is made again after it was ``revived``. One
+    that is made again without it, by a process that had known it, had ``vanished``.
+    """
+
+    class Kind(models.TextChoices):
+        REAPED = "reaped"
+        REVIVED = "revived"
+        VANISHED = "vanished"
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.TextField()
+    kind = models.TextField(choices=Kind.choices)
+    at = ReadableDateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "django_pgqueue_queueevent"
+        indexes = (
+            models.Index(fields=("queue", "id"), name="django_pgqueue_event_queue_idx"),
+            models.Index(fields=("at",), name="django_pgqueue_event_at_idx"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.kind}"
+
+
+class TopicBinding(models.Model):
+    """
+    A queue that gets a copy of each message of a topic.
+
+    No foreign key: a binding outlives a queue's row that was deleted by hand, and the copies wait for
+    the queue as orphans. The reaper removes the bindings of a queue together with the queue.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    topic = models.TextField()
+    queue = models.TextField()
+    ttl = models.FloatField(null=True, blank=True, help_text="Seconds. Null: the default. Infinity: never.")
+    created_at = ReadableDateTimeField(db_default=Now())
+
+    class Meta:
+        db_table = "django_pgqueue_topicbinding"
+        ordering = ("topic", "queue")
+        constraints = (
+            models.UniqueConstraint(fields=("topic", "queue"), name="django_pgqueue_binding_unique"),
+            models.CheckConstraint(condition=Q(topic__regex=NAME), name="django_pgqueue_binding_topic"),
+            models.CheckConstraint(condition=Q(ttl__isnull=True) | Q(ttl__gt=0), name="django_pgqueue_binding_ttl"),
+        )
+        indexes = (models.Index(fields=("queue",), name="django_pgqueue_binding_queue"),)
+
+    def __str__(self) -> str:
+        return f"{self.topic} to {self.queue}"
+
+
+class TopicBody(models.Model):
+    """A topic's message that does not fit into a notification: live subscribers read it, nobody takes it."""
+
+    id = models.BigAutoField(primary_key=True)
+    content = models.TextField(help_text="What the notification would have carried.")
+    expires_at = ReadableDateTimeField()
+
+    class Meta:
+        db_table = "django_pgqueue_topicbody"
+        indexes = (models.Index(fields=("expires_at",), name="django_pgqueue_body_expiry_idx"),)
+
+    def __str__(self) -> str:
+        return str(self.pk)
 
 
 class MessageQueueItemQuerySet(models.QuerySet["MessageQueueItem"]):
@@ -159,10 +234,13 @@ class MessageQueueItem(models.Model):
         null=True, help_text="The queue it belonged to when that queue's row was deleted."
     )
     dead_lettered_from = models.TextField(null=True)  # noqa: DJ001 - null is "never"
+    dead_letter_path = models.JSONField(
+        null=True, help_text="The queues that gave it up, in this order. None is visited twice."
+    )
     dead_lettered_at = ReadableDateTimeField(null=True)
     failures = models.JSONField(
         null=True,
-        help_text="The last failures, oldest first: at, queue, delivery_count, consumer, reason.",
+        help_text="The last failures, oldest first: at, queue, delivery_count, consumer, process, reason.",
     )
 
     objects = MessageQueueItemQuerySet.as_manager()
@@ -182,6 +260,12 @@ class MessageQueueItem(models.Model):
                 fields=("orphaned_from", "id"),
                 condition=Q(orphaned_from__isnull=False),
                 name="django_pgqueue_item_orphan_idx",
+            ),
+            # What redrive walks.
+            models.Index(
+                fields=("dead_lettered_from", "id"),
+                condition=Q(dead_lettered_from__isnull=False),
+                name="django_pgqueue_item_dead_idx",
             ),
         )
         constraints = (

@@ -19,15 +19,20 @@ from asgiref.sync import sync_to_async
 from django_pgqueue import services
 from django_pgqueue.conf import database_alias, settings
 from django_pgqueue.message import Message, encode, encode_headers
-from django_pgqueue.services import Declaration, Outgoing, QueueStats
-from django_pgqueue.validation import check_count, check_name, check_seconds
+from django_pgqueue.redrive import Redrive
+from django_pgqueue.services import Declaration, Letters, Outgoing, QueueStats
+from django_pgqueue.validation import check_count, check_name, check_seconds, check_ttl
 from django_pgqueue.workers import ACK_MODES, Handler
 
 Seconds = float | timedelta
-HandlerFunction = Callable[[Message], Any]
+#: Takes a message, or a list of them where ``batch`` is given.
+HandlerFunction = Callable[[Any], Any]
 
 # Seconds for which extend() tries rows that somebody else has locked, before it counts them as lost.
 LOCK_PATIENCE = 1.0
+
+# How many messages one statement of a purge deletes.
+PURGE_BATCH = 1_000
 
 # Queues that are alive in this process; those of queues.py modules live as long as it does.
 _queues: WeakSet[Queue] = WeakSet()
@@ -72,12 +77,18 @@ class Queue:
         self._exclusive = exclusive
         self._dead_letter = dead_letter
         self._max_deliveries = None if max_deliveries is None else check_count(max_deliveries, "max_deliveries")
-        self._ttl = ttl if ttl is None or ttl == math.inf else check_seconds(ttl, "ttl", zero=False)
+        self._ttl = check_ttl(ttl)
         self._lease = None if lease is None else check_seconds(lease, "lease", zero=False)
         self._backoff = backoff if backoff is None or callable(backoff) else check_backoff(backoff)
         self._using = using
+        self._topics: set[str] = set()
         self._declaration: Declaration | None = None
         _queues.add(self)
+        try:
+            self._refuse_cycle()
+        except ValueError:
+            _queues.discard(self)
+            raise
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
@@ -99,8 +110,28 @@ class Queue:
                 self._exclusive,
                 self._dead_letter,
                 max_deliveries,
+                tuple((topic, self._ttl) for topic in sorted(self._topics)),
             )
         return self._declaration
+
+    def add_binding(self, topic: str) -> None:
+        """Let the declaration say that the queue is bound to a topic. For ``Topic.bind``."""
+        self._topics.add(topic)
+        self._declaration = None
+
+    def remove_binding(self, topic: str) -> None:
+        """Let it say so no more. For ``Topic.unbind``."""
+        self._topics.discard(topic)
+        self._declaration = None
+
+    def _refuse_cycle(self) -> None:
+        """Raise ``ValueError`` where the dead-letter queues declared in this process lead back."""
+        declared = {queue.name: queue._dead_letter for queue in list(_queues) if queue._dead_letter is not None}
+        chain = [self.name]
+        while (target := declared.get(chain[-1])) is not None:
+            chain.append(target)
+            if target in chain[:-1]:
+                raise ValueError(f"dead-letter queues must not lead back: {' -> '.join(chain)}")
 
     @property
     def lease(self) -> float:
@@ -114,6 +145,8 @@ class Queue:
         May wait for the queue's row. Inside a transaction it is part of it, and others who make
         the same queue wait for its commit. Publishing and consuming declare by themselves; call
         this ahead of a long transaction that publishes to a new queue.
+
+        Raises ``ValueError`` where stored dead-letter queues would lead back to this one.
         """
         services.declare(self.declaration, self.using)
 
@@ -189,10 +222,9 @@ class Queue:
             ttl = self._ttl
         if ttl is None:
             ttl = settings.EPHEMERAL_TTL if self._auto_deleted else settings.DEFAULT_TTL
-        if ttl is None or ttl == math.inf:
-            return delay, None
+        ttl = check_ttl(ttl)
         # The TTL counts from the due time.
-        return delay, delay + check_seconds(ttl, "ttl", zero=False)
+        return delay, None if ttl is None or ttl == math.inf else delay + ttl
 
     # --- Consuming ---
 
@@ -204,11 +236,15 @@ class Queue:
         whose last lease lapsed comes alone. Messages delivered ``max_deliveries`` times, and
         those that cannot be decoded, go to the dead-letter queue and are not returned.
 
+        None come from a paused queue, nor from an exclusive one that another consumer owns. This
+        process becomes the owner of an exclusive queue by claiming; it stays so while it claims at
+        least every two ``HEARTBEAT_INTERVAL``.
+
         Raises ``RuntimeError`` inside ``atomic()``: a lease that can roll back counts nothing.
         """
         check_count(limit, "limit")
         while True:
-            claim = services.claim(self.declaration, self.using, limit=limit, lease=self.lease)
+            claim = services.claim_by_hand(self.declaration, self.using, limit=limit, lease=self.lease)
             # What was taken aside may have hidden messages behind it.
             if claim.messages or not claim.dead_lettered:
                 return claim.messages
@@ -220,7 +256,7 @@ class Queue:
         Inside a transaction it is part of it. Raises ``LeaseLost`` naming those that are no longer
         the caller's; the others are settled. So do ``nack``, ``reject`` and ``extend``.
         """
-        if messages:
+        if self._own(messages):
             services.raise_lost(self.name, services.ack(messages, self.using))
 
     def nack(self, *messages: Message, delay: Seconds | None = None, reason: str = "") -> None:
@@ -229,7 +265,7 @@ class Queue:
 
         One that was delivered ``max_deliveries`` times goes to the dead-letter queue.
         """
-        if messages:
+        if self._own(messages):
             delays = [
                 self.retry_delay(message) if delay is None else check_seconds(delay, "delay") for message in messages
             ]
@@ -238,7 +274,7 @@ class Queue:
 
     def reject(self, *messages: Message, reason: str = "") -> None:
         """Give messages up: they go to the dead-letter queue, with ``reason`` in their history."""
-        if messages:
+        if self._own(messages):
             lost = services.reject(self.declaration, messages, [reason or "rejected"] * len(messages), self.using)
             services.raise_lost(self.name, lost)
 
@@ -249,10 +285,17 @@ class Queue:
         A message that another session has locked for longer than a second (it is being settled)
         counts as lost.
         """
-        if messages:
+        if self._own(messages):
             lease = self.lease if seconds is None else check_seconds(seconds, "seconds", zero=False)
             extension = services.extend(messages, lease, self.using, patience=LOCK_PATIENCE)
             services.raise_lost(self.name, extension.lost | extension.locked)
+
+    def _own(self, messages: Sequence[Message]) -> bool:
+        """Tell whether there are any, and refuse those of other queues."""
+        for message in messages:
+            if message.queue != self.name:
+                raise ValueError(f"message {message.id} was claimed from queue {message.queue!r}, not {self.name!r}")
+        return bool(messages)
 
     def retry_delay(self, message: Message) -> float:
         """Return the seconds after which a failed message is delivered again, by the queue's back-off."""
@@ -268,6 +311,7 @@ class Queue:
         concurrency: int = 1,
         ack: Literal["late", "early", "atomic"] = "late",
         timeout: Seconds = 3600,
+        batch: int | None = None,
     ) -> Callable[[HandlerFunction], HandlerFunction]: ...
 
     def handler(
@@ -277,6 +321,7 @@ class Queue:
         concurrency: int = 1,
         ack: str = "late",
         timeout: Seconds = 3600,
+        batch: int | None = None,
     ) -> Any:
         """
         Register the function, sync or async, that ``consume_queues`` runs for each message.
@@ -288,15 +333,21 @@ class Queue:
         consumer takes over.
 
         The handler returns (ack), raises (nack with back-off), or raises ``Nack`` or ``Reject``.
-        """
-        if function is None:
-            return lambda function: self._register(function, concurrency, ack, timeout)
-        return self._register(function, concurrency, ack, timeout)
 
-    def _register(self, function: HandlerFunction, concurrency: int, ack: str, timeout: Seconds) -> HandlerFunction:
+        With ``batch`` it gets a list of one to so many messages, those that are there. What it
+        returns or raises is for all of them, but for those that it names in a returned mapping of
+        message id to exception: ``{message.id: Reject("no such order")}``. A batch is not waited
+        for; a message whose last lease lapsed comes alone.
+        """
+        options = {"concurrency": concurrency, "ack": ack, "timeout": timeout, "batch": batch}
+        if function is None:
+            return lambda function: self._register(function, options)
+        return self._register(function, options)
+
+    def _register(self, function: HandlerFunction, options: dict[str, Any]) -> HandlerFunction:
         if self.name in _handlers and _handlers[self.name].function is not function:
             raise ValueError(f"queue {self.name!r} has a handler already: {_handlers[self.name].function!r}")
-        _handlers[self.name] = self.make_handler(function, concurrency=concurrency, ack=ack, timeout=timeout)
+        _handlers[self.name] = self.make_handler(function, **options)
         return function
 
     def make_handler(
@@ -306,6 +357,7 @@ class Queue:
         concurrency: int = 1,
         ack: str = "late",
         timeout: Seconds = 3600,
+        batch: int | None = None,
     ) -> Handler:
         """Return what a ``Consumer`` takes, without registering it. Arguments as ``handler()``."""
         if ack not in ACK_MODES:
@@ -327,7 +379,82 @@ class Queue:
             ack=ack,
             timeout=check_seconds(timeout, "timeout", zero=False),
             is_async=is_async,
+            batch=None if batch is None else check_count(batch, "batch"),
         )
+
+    # --- Operating ---
+
+    def redrive(
+        self,
+        limit: int | None = None,
+        *,
+        ids: Iterable[int] | None = None,
+        reason: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        rate: float | None = None,
+        canary: int | None = None,
+        canary_timeout: Seconds = 300,
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> int:
+        """
+        Send this queue's dead letters back to it, with a fresh count, and return how many.
+
+        Of those that are dead now: ``limit`` at the most, with these ``ids``, this text in the
+        ``reason`` of their last failure, these ``headers``. ``rate``: how many a second. ``canary``:
+        so many go first; the others follow when these were settled within ``canary_timeout``
+        seconds and none of them died again, else ``CanaryFailed`` is raised. ``progress`` is called
+        with the number so far.
+
+        A dead letter keeps its history. The queue is made if it is gone. Letters that somebody
+        handles are left; two redrives at once take different ones. Each batch is a transaction of
+        its own; inside ``atomic()`` all is part of that, and ``rate`` and ``canary`` are refused with
+        ``RuntimeError``.
+        """
+        if rate is not None:
+            check_seconds(rate, "rate", zero=False)
+        return Redrive(
+            self.declaration,
+            self.using,
+            make_letters(ids, reason, headers),
+            None if limit is None else check_count(limit, "limit"),
+            rate,
+            None if canary is None else check_count(canary, "canary"),
+            check_seconds(canary_timeout, "canary_timeout", zero=False),
+            progress,
+        ).run()
+
+    def purge(self, limit: int | None = None, *, progress: Callable[[int], object] = lambda _: None) -> int:
+        """
+        Delete what waits on this queue, and return how many messages that were.
+
+        Ready, delayed, expired, dead: all that nobody holds and that was published before this call;
+        ``limit`` at the most. In batches, each a transaction of its own; inside ``atomic()`` all is
+        part of that.
+        """
+        most = math.inf if limit is None else check_count(limit, "limit")
+        before = services.now(self.using)
+        purged = 0
+        while purged < most:
+            batch = int(min(PURGE_BATCH, most - purged))
+            deleted = services.purge(self.name, batch, before, self.using)
+            purged += deleted
+            progress(purged)
+            if deleted < batch:
+                break
+        return purged
+
+    def pause(self) -> None:
+        """
+        Stop claims of this queue, by all consumers, until ``resume()``.
+
+        What is being handled ends normally; publishing goes on, and so does expiry. No declare changes
+        it, and a paused queue is not reaped. Raises ``QueueNotFound``.
+        """
+        services.pause(self.name, self.using)
+
+    def resume(self) -> None:
+        """Start claims again and wake the consumers. Raises ``QueueNotFound``."""
+        services.resume(self.name, self.using)
 
     # --- Seeing ---
 
@@ -335,6 +462,12 @@ class Queue:
         """Return the number of messages by state and the age of the oldest due one, in seconds. Reads them all."""
         found = services.stats([self.name], self.using)
         return found[0] if found else QueueStats(self.name, exists=False)
+
+
+def make_letters(ids: Iterable[int] | None, reason: str | None, headers: Mapping[str, Any] | None) -> Letters:
+    """Return which dead letters are meant. Raises ``ValueError`` or ``PayloadError``."""
+    numbers = None if ids is None else [check_count(message_id, "an id", most=2**63 - 1) for message_id in ids]
+    return Letters(numbers, reason, encode_headers(headers, settings.MAX_PAYLOAD_BYTES) if headers else None)
 
 
 def check_backoff(backoff: Mapping[str, float]) -> dict[str, float]:

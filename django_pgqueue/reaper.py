@@ -12,6 +12,9 @@ from django_pgqueue.conf import settings
 # can still see what died last night.
 CONSUMER_AGE = 86_400.0
 
+# Seconds for which tombstones, and what became of them, are kept: a week.
+EVENT_AGE = 7 * 86_400.0
+
 # How many messages at the head of each queue are looked at for lapsed leases.
 HEAD = 1_000
 
@@ -23,6 +26,8 @@ class Reaped:
     expired: int = 0
     dead_lettered: int = 0
     adopted: int = 0
+    bodies: int = 0
+    events: int = 0
     queues: list[str] = field(default_factory=list)
 
 
@@ -53,6 +58,10 @@ class Reaper:
         self._reap_queues(reaped)
         reaped.dead_lettered += services.dead_letter_exhausted(HEAD, self.using)
         services.forget_consumers(CONSUMER_AGE, self.using)
+        while forgotten := services.forget_bodies(self.batch_size, self.using):
+            reaped.bodies += forgotten
+        while forgotten := services.forget_events(EVENT_AGE, self.batch_size, self.using):
+            reaped.events += forgotten
         self.progress(reaped)
         return reaped
 
@@ -60,7 +69,7 @@ class Reaper:
         """Return what ``run_once`` would find now, and change nothing."""
         expired, dead_lettered, adopted = services.reapable(self.using)
         idle = [name for name, _ in services.idle_queues(self.idle_for, self.using)]
-        return Reaped(expired, dead_lettered, adopted, idle)
+        return Reaped(expired, dead_lettered, adopted, queues=idle)
 
     def _expire(self, reaped: Reaped) -> None:
         while True:

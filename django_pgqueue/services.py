@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from functools import cached_property
 from hashlib import blake2s
 from typing import Any, NamedTuple
@@ -44,6 +47,9 @@ LOCK_RETRY = 0.01
 # A process that uses ever new queues forgets them all after so many, and looks again.
 MOST_REMEMBERED = 10_000
 
+# A consumer that missed so many heartbeats counts as gone.
+MISSED_HEARTBEATS = 3
+
 # Failure texts are capped: the reason is for a person's eye, the traceback is in the log.
 MAX_REASON_LENGTH = 2_000
 
@@ -58,10 +64,14 @@ class Declaration:
     exclusive: bool = False
     dead_letter: str | None = None
     max_deliveries: int = 5
+    #: The topics that it is bound to: name, and the TTL of copies in seconds (None: the default).
+    bindings: tuple[tuple[str, float | None], ...] = ()
 
     @cached_property
     def params(self) -> dict[str, Any]:
-        return asdict(self)
+        attributes = asdict(self)
+        del attributes["bindings"]
+        return attributes
 
     @property
     def dead_letter_target(self) -> str | None:
@@ -79,6 +89,10 @@ class Claim(NamedTuple):
     suspect_met: bool
     #: How many messages the claim took aside: undecodable, or delivered too often.
     dead_lettered: int
+    #: Not all that was met was taken.
+    more: bool
+    #: The queue is paused, or another consumer owns it.
+    closed: bool
 
 
 class Look(NamedTuple):
@@ -209,6 +223,7 @@ def declare(declaration: Declaration, using: str) -> bool:
     connection = connections[using]
     target = declaration.dead_letter_target
     created = False
+    _refuse_cycle(declaration, using)
     # In name order, as every statement that touches several queues.
     for name in sorted({declaration.name, target or declaration.name}):
         with _own_cursor(connection) as cursor:
@@ -218,9 +233,22 @@ def declare(declaration: Declaration, using: str) -> bool:
             else:
                 cursor.execute(sql.ENSURE_DEAD_LETTER_QUEUE, {"name": declaration.name, "target": target})
     if created:
-        _tell_created(connection, declaration)
+        _created(connection, declaration)
+    else:
+        _bind_declared(declaration, using)
     _remember(connection, declaration.name)
     return created
+
+
+def _refuse_cycle(declaration: Declaration, using: str) -> None:
+    """Raise ``ValueError`` where the stored dead-letter queues would lead back to the queue."""
+    if declaration.dead_letter is None:
+        return
+    rows = _run(using, sql.DEAD_LETTER_CHAIN, target=declaration.dead_letter)
+    chain = [name for (name,) in rows]
+    if declaration.name in chain:
+        there = " -> ".join([declaration.name, *chain[: chain.index(declaration.name) + 1]])
+        raise ValueError(f"dead-letter queues must not lead back: {there}")
 
 
 def _refresh(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
@@ -247,30 +275,69 @@ def _create(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
     if target is not None:
         _run(connection.alias, sql.ENSURE_DEAD_LETTER_QUEUE, name=declaration.name, target=target)
     if created:
-        _tell_created(connection, declaration)
+        _created(connection, declaration)
     _remember(connection, declaration.name)
 
 
-def _tell_created(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
-    """Send the signal for a row that was made: healed if this process had known the queue."""
+def _created(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
+    """
+    Finish a row that was made: its bindings, the event that says why it was gone, and the signal.
+
+    Part of the transaction that made it, if there is one.
+    """
     using = connection.alias
-    healed = _key(connection, declaration.name) in _known
+    known = _key(connection, declaration.name) in _known
+    try:
+        _bind_declared(declaration, using)
+        rows = _run(using, sql.RECORD_RETURN, name=declaration.name, known=known)
+    except (DatabaseError, InterfaceError):
+        if not connection.get_autocommit():
+            raise
+        # The queue, and a message with it, is committed: its publisher must not take it for failed.
+        rows = [("vanished",)] if known else []
+        logger.warning("event of a queue that was made again not recorded queue=%s", declaration.name, exc_info=True)
 
     def tell() -> None:
-        if healed:
-            signals.queue_healed.send_robust(declaration.name, using=using, standing=not declaration.auto_deleted)
+        if rows:
+            signals.queue_healed.send_robust(
+                declaration.name, using=using, cause=rows[0][0], standing=not declaration.auto_deleted
+            )
         else:
             signals.queue_created.send_robust(declaration.name, using=using)
 
     _once_committed(tell, using)
 
 
-def _once_committed(tell: Callable[[], None], using: str) -> None:
+def _bind_declared(declaration: Declaration, using: str) -> None:
+    for topic, ttl in declaration.bindings:
+        bind(topic, declaration.name, ttl, using)
+
+
+def _once_committed(tell: Callable[[], object], using: str) -> None:
     """Tell at once, or inside a transaction when it commits: what is rolled back did not happen."""
     if connections[using].in_atomic_block:
         transaction.on_commit(tell, using=using, robust=True)
     else:
         tell()
+
+
+def pause(name: str, using: str) -> None:
+    """Stop claims of a queue. Raises ``QueueNotFound``."""
+    if not _run(using, sql.PAUSE, name=name):
+        raise QueueNotFound(name)
+    _once_committed(lambda: signals.queue_paused.send_robust(name, using=using), using)
+
+
+def resume(name: str, using: str) -> None:
+    """Start them again, and wake the consumers. Raises ``QueueNotFound``."""
+    if not _run(using, sql.RESUME, name=name):
+        raise QueueNotFound(name)
+
+    def tell() -> None:
+        signals.queue_resumed.send_robust(name, using=using)
+        notify(name, using)
+
+    _once_committed(tell, using)
 
 
 def touch(names: Sequence[str], using: str) -> set[str]:
@@ -327,7 +394,7 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
     believed = _believed(_key(connection, declaration.name))
     try:
         with connection.cursor() as cursor:
-            cursor.execute(sql.PUBLISH, params)
+            cursor.execute(sql.PUBLISH if declaration.durable else sql.PUBLISH_RELAXED, params)
             message_id = cursor.fetchone()[0]
     except IntegrityError as error:
         if not _is_missing_queue(error):
@@ -361,7 +428,7 @@ def publish_many(
         _warn_of_other_transaction(connection)
         _refresh(connection, declaration)
     chunks = list(_chunks(payloads))
-    if in_autocommit and len(chunks) == 1:
+    if in_autocommit and len(chunks) == 1 and declaration.durable:
         believed = _believed(_key(connection, declaration.name))
         ids = _publish_chunk(connection, params, chunks[0])
         if not ids:
@@ -372,6 +439,9 @@ def publish_many(
         return ids
     if in_autocommit:
         with transaction.atomic(using=using):
+            if not declaration.durable:
+                with connection.cursor() as cursor:
+                    cursor.execute(sql.RELAX)
             return _publish_chunks(connection, declaration, params, chunks)
     return _publish_chunks(connection, declaration, params, chunks)
 
@@ -478,8 +548,95 @@ def _heal(connection: BaseDatabaseWrapper, declaration: Declaration, *, believed
 
 def _healed(connection: BaseDatabaseWrapper, declaration: Declaration, created: bool) -> None:  # noqa: FBT001
     if created:
-        _tell_created(connection, declaration)
+        _created(connection, declaration)
     _remember(connection, declaration.name)
+
+
+# --- Topics ---------------------------------------------------------------------------------------
+
+# A notification carries up to 7,999 bytes
+# (https://www.postgresql.org/docs/current/sql-notify.html: it must be shorter than 8000 bytes).
+MAX_NOTIFICATION_BYTES = 7_999
+# Seconds for which a body that does not fit stays: longer than a subscriber's buffer should be behind.
+BODY_TTL = 300.0
+# The first character of a notification tells whether it carries a message or the id of its body.
+INLINE, STORED = "=", "#"
+
+
+def publish_to_topic(topic: str, payload: str, headers: str, ttl: float | None, using: str) -> list[int]:
+    """
+    Put a message on every bound queue, and tell the live subscribers once that is committed.
+
+    ``payload`` and ``headers`` are JSON texts; ``ttl`` is that of each copy in seconds (None: the
+    binding's, else the default of its queue's kind). Returns the ids, in the order of the queues' names.
+    """
+    connection = connections[using]
+    content = f'{{"id":"{uuid4()}","payload":{payload},"headers":{headers}}}'
+    fits = len(content.encode()) + 1 <= MAX_NOTIFICATION_BYTES
+    _warn_of_other_transaction(connection)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            sql.PUBLISH_TO_TOPIC,
+            {
+                "topic": topic,
+                "payload": payload,
+                "headers": headers,
+                "ttl": ttl,
+                "ephemeral_ttl": settings.EPHEMERAL_TTL,
+                "default_ttl": settings.DEFAULT_TTL,
+                "idle_for": settings.REAP_IDLE_AFTER,
+                "body": None if fits else content,
+                "body_ttl": BODY_TTL,
+            },
+        )
+        rows = cursor.fetchall()
+    copies = [(message_id, queue) for _, message_id, queue in rows if message_id is not None]
+    notification = f"{INLINE}{content}" if fits else f"{STORED}{rows[0][0]}"
+
+    # A plain function: a partial breaks robust hooks on Django 5.2.
+    def tell() -> None:
+        _notify_topic(topic, notification, using)
+        for _, queue in copies:
+            notify(queue, using)
+
+    if connection.in_atomic_block:
+        transaction.on_commit(tell, using=using, robust=True)
+    elif connection.get_autocommit():
+        tell()
+    else:
+        # Manual transaction mode has no hooks; a notification of the transaction itself is sent when it
+        # commits, though such commits stand in line.
+        _run(using, sql.NOTIFY_TOPIC, channel=topic_channel(topic), content=notification)
+    return [message_id for message_id, _ in copies]
+
+
+def _notify_topic(topic: str, notification: str, using: str) -> None:
+    try:
+        _run(using, sql.NOTIFY_TOPIC, channel=topic_channel(topic), content=notification)
+    except (DatabaseError, InterfaceError):
+        # What is durable is committed; live subscribers get a message at most once.
+        logger.warning("live subscribers not notified topic=%s", topic, exc_info=True)
+
+
+def read_notification(notification: str, using: str) -> str | None:
+    """Return the content of a topic's notification. None: its body is gone. Raises ``ValueError`` for others."""
+    kind, rest = notification[:1], notification[1:]
+    if kind == INLINE:
+        return rest
+    if kind != STORED or not rest.isdecimal():
+        raise ValueError("not a notification of a topic")
+    rows = _run(using, sql.TOPIC_BODY, id=int(rest))
+    return rows[0][0] if rows else None
+
+
+def bind(topic: str, queue: str, ttl: float | None, using: str) -> None:
+    """Let a queue get a copy of each message of a topic, expiring after ``ttl`` seconds (None: the default)."""
+    _run(using, sql.BIND, topic=topic, queue=queue, ttl=ttl)
+
+
+def unbind(topic: str, queue: str, using: str) -> bool:
+    """End that. Returns whether it was bound."""
+    return bool(_run(using, sql.UNBIND, topic=topic, queue=queue))
 
 
 # --- After commit ---------------------------------------------------------------------------------
@@ -537,10 +694,19 @@ def notify(name: str, using: str) -> None:
 
 def channel(name: str) -> str:
     """Return the notification channel of a queue. PostgreSQL cuts names at 63 bytes, so long ones are hashed."""
-    plain = f"{settings.CHANNEL_PREFIX}:{name}"
+    return _channel(settings.CHANNEL_PREFIX, name)
+
+
+def topic_channel(topic: str) -> str:
+    """Return the notification channel of a topic."""
+    return _channel(f"{settings.CHANNEL_PREFIX} topic", topic)
+
+
+def _channel(prefix: str, name: str) -> str:
+    plain = f"{prefix}:{name}"
     if len(plain.encode()) <= 63:
         return plain
-    return f"{settings.CHANNEL_PREFIX}#{blake2s(name.encode(), digest_size=16).hexdigest()}"
+    return f"{prefix}#{blake2s(name.encode(), digest_size=16).hexdigest()}"
 
 
 # --- Claiming and settling ------------------------------------------------------------------------
@@ -552,35 +718,38 @@ def claim(
     *,
     limit: int,
     lease: float,
-    consumer: UUID | None = None,
+    consumer: UUID,
     suspects: bool = True,
     skip_suspects: bool = False,
+    most_bytes: int | None = None,
 ) -> Claim:
     """
     Lease up to ``limit`` ready messages for ``lease`` seconds.
 
     A suspect (its last lease lapsed) comes alone. With ``suspects`` false none is taken, and the
-    answer tells that one was met; with ``skip_suspects`` the claim walks past them. Raises
-    ``RuntimeError`` inside a transaction: a lease that can roll back counts nothing.
+    answer tells that one was met; with ``skip_suspects`` the claim walks past them. No more is taken
+    once it is ``most_bytes`` of stored payload. An exclusive queue is taken over if it has no owner
+    that lives. Raises ``RuntimeError`` inside a transaction: a lease that can roll back counts nothing.
     """
-    connection = connections[using]
-    _refuse_transaction(connection)
+    _refuse_transaction(connections[using])
     token = uuid4()
-    rows = _run(
-        using,
-        sql.CLAIM,
-        name=declaration.name,
-        limit=limit,
-        lease=lease,
-        token=token,
-        consumer=consumer,
-        suspects=suspects and not skip_suspects,
-        skip_suspects=skip_suspects,
-    )
+    params = {
+        "name": declaration.name,
+        "limit": limit,
+        "lease": lease,
+        "token": token,
+        "consumer": consumer,
+        "suspects": suspects and not skip_suspects,
+        "skip_suspects": skip_suspects,
+        "most_bytes": most_bytes,
+    }
+    rows = _run(using, sql.CLAIM, **params)
+    if [row[0] for row in rows] == ["foreign"] and take_over(declaration.name, consumer, using):
+        rows = _run(using, sql.CLAIM, **params)
     messages: list[Message] = []
     undecodable: list[int] = []
     exhausted: list[int] = []
-    suspect_met = False
+    flags: set[str] = set()
     for kind, message_id, payload, headers, count, published_at, lease_expires_at, suspect in rows:
         if kind == "claimed":
             try:
@@ -598,16 +767,47 @@ def claim(
                     lease_expires_at,
                     token,
                     suspect=suspect,
+                    size=len(payload),
                 )
             )
         elif kind == "exhausted":
             exhausted.append(message_id)
         else:
-            suspect_met = True
+            flags.add(kind)
     aside = _set_aside(declaration, undecodable, token, "undecodable payload or headers", using)
     aside += _set_aside(declaration, exhausted, None, "worker lost: the lease lapsed on the last delivery", using)
     messages.sort(key=lambda message: message.id)
-    return Claim(messages, suspect_met, aside)
+    return Claim(messages, "suspect" in flags, aside, "more" in flags, not flags.isdisjoint({"paused", "foreign"}))
+
+
+# Who claims by hand, by process: what a child inherits through fork is the parent's. And when it last
+# said so, by monotonic time and alias.
+_claimers: dict[int, UUID] = {}
+_beaten: dict[tuple[UUID, str], float] = {}
+
+
+def claim_by_hand(declaration: Declaration, using: str, *, limit: int, lease: float) -> Claim:
+    """Claim as this process, not as a running consumer. See ``claim``."""
+    consumer = _claimers.setdefault(os.getpid(), uuid4())
+    _refuse_transaction(connections[using])
+    # The owner of an exclusive queue must be seen to live.
+    if declaration.exclusive and time.monotonic() - _beaten.get((consumer, using), -1e9) > settings.HEARTBEAT_INTERVAL:
+        beat(consumer, socket.gethostname(), os.getpid(), [declaration.name], using)
+        _beaten[consumer, using] = time.monotonic()
+    return claim(declaration, using, limit=limit, lease=lease, consumer=consumer)
+
+
+def take_over(name: str, consumer: UUID, using: str) -> bool:
+    """Become the owner of an exclusive queue whose owner missed three heartbeats. Returns whether it worked."""
+    taken = bool(_run(using, sql.TAKE_OVER, name=name, consumer=consumer, patience=_patience()))
+    if taken:
+        signals.queue_taken_over.send_robust(name, using=using, consumer=consumer)
+    return taken
+
+
+def _patience() -> float:
+    """Return the seconds after its last heartbeat for which a consumer counts as living."""
+    return MISSED_HEARTBEATS * float(settings.HEARTBEAT_INTERVAL)
 
 
 def _set_aside(declaration: Declaration, ids: Sequence[int], token: UUID | None, reason: str, using: str) -> int:
@@ -757,6 +957,86 @@ def _tell_dead_lettered(name: str, ids: list[int], target: str | None, reason: s
     _once_committed(tell, using)
 
 
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Which dead letters: None of a kind means all."""
+
+    ids: list[int] | None = None
+    #: Text that stands in the reason of their last failure.
+    reason: str | None = None
+    #: JSON of headers that they have.
+    headers: str | None = None
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return {"ids": self.ids, "reason": self.reason, "headers": self.headers}
+
+
+def redrive(
+    declaration: Declaration, letters: Letters, limit: int, after: int, before: datetime, using: str
+) -> list[int]:
+    """
+    Send a batch of dead letters back to the queue, which is made if it is gone.
+
+    Those behind id ``after`` that died up to ``before``. Returns their ids. Consumers are woken once it
+    is committed.
+    """
+    params = {**letters.params, "name": declaration.name, "limit": limit, "before": before}
+    ids = [message_id for (message_id,) in _run(using, sql.REDRIVE, **params, after=after)]
+    if len(ids) < limit:
+        ids += [message_id for (message_id,) in _run(using, sql.UNPARK, **{**params, "limit": limit - len(ids)})]
+    if ids:
+        _tell_redriven(declaration.name, len(ids), using)
+    return ids
+
+
+def _tell_redriven(name: str, count: int, using: str) -> None:
+    def tell() -> None:
+        signals.messages_redriven.send_robust(name, using=using, count=count)
+        notify(name, using)
+
+    _once_committed(tell, using)
+
+
+def ensure(declaration: Declaration, using: str) -> None:
+    """Make the queue if it is gone."""
+    if not _run(using, sql.QUEUE_EXISTS, name=declaration.name):
+        _create(connections[using], declaration)
+
+
+def redrivable(name: str, letters: Letters, using: str) -> int:
+    """Count the dead letters that ``redrive`` would take now."""
+    ((count,),) = _run(using, sql.REDRIVABLE, name=name, **letters.params)
+    return int(count)
+
+
+def fates(ids: Sequence[int], since: datetime, using: str) -> dict[int, bool]:
+    """Return, of these messages, those that are still there, and whether each has died again after ``since``."""
+    rows: list[Any] = _run(using, sql.FATES, ids=list(ids), since=since)
+    return dict(rows)
+
+
+def purge(name: str, limit: int, before: datetime, using: str) -> int:
+    """Delete a batch of what nobody holds and was published up to ``before``. Returns how many."""
+    count = len(_run(using, sql.PURGE, name=name, limit=limit, before=before))
+    if count:
+        _once_committed(lambda: signals.messages_purged.send_robust(name, using=using, count=count), using)
+    return count
+
+
+def purgeable(name: str, using: str) -> int:
+    """Count what ``purge`` would delete now."""
+    ((count,),) = _run(using, sql.PURGEABLE, name=name)
+    return int(count)
+
+
+def now(using: str) -> datetime:
+    """Return the database's time."""
+    value: datetime
+    ((value,),) = _run(using, sql.NOW)
+    return value
+
+
 def sanitize(text: object) -> str:
     """Return text that PostgreSQL can store: no NUL, no lone surrogate, capped."""
     text = str(text)
@@ -793,8 +1073,9 @@ def beat(consumer: UUID, host: str, pid: int, queues: Sequence[str], using: str)
 
 
 def forget_consumer(consumer: UUID, using: str) -> None:
-    """Remove the row of a consumer that ends."""
-    _run(using, sql.FORGET_CONSUMER, id=consumer)
+    """Remove the row of a consumer that ends; others may own its exclusive queues at once."""
+    for (name,) in _run(using, sql.FORGET_CONSUMER, id=consumer):
+        notify(name, using)
 
 
 def forget_consumers(age: float, using: str) -> None:
@@ -843,7 +1124,7 @@ def expire(limit: int, using: str) -> tuple[int, int]:
 def dead_letter_exhausted(limit: int, using: str) -> int:
     """Dead-letter lapsed messages that were delivered too often, at the head of each queue. Returns how many."""
     found: dict[str, list[int]] = {}
-    for message_id, name in _run(using, sql.EXHAUSTED, limit=limit):
+    for message_id, name in _run(using, sql.EXHAUSTED, limit=limit, patience=_patience()):
         found.setdefault(name, []).append(message_id)
     reason = "worker lost: the lease lapsed on the last delivery"
     return sum(len(dead_letter(Declaration(name), ids, None, reason, using)) for name, ids in sorted(found.items()))
@@ -870,13 +1151,26 @@ def reap_queue(name: str, idle_for: float, using: str) -> bool:
         cursor.execute(sql.LOCK_IDLE_QUEUE, {"name": name, "idle_for": idle_for})
         if cursor.fetchone() is None:
             return False
-        # A second statement, for a snapshot that is younger than the lock.
+        cursor.execute(sql.LOCK_BINDINGS, {"name": name})
+        if not cursor.fetchone()[0]:
+            return False
+        # A statement of its own, for a snapshot that is younger than the locks.
         cursor.execute(sql.DELETE_IDLE_QUEUE, {"name": name, "idle_for": idle_for})
         row = cursor.fetchone()
     if row is None:
         return False
     signals.queue_reaped.send_robust(name, using=using, idle_seconds=row[0])
     return True
+
+
+def forget_events(age: float, limit: int, using: str) -> int:
+    """Remove a batch of events that are ``age`` seconds old or older. Returns how many."""
+    return len(_run(using, sql.FORGET_EVENTS, age=age, limit=limit))
+
+
+def forget_bodies(limit: int, using: str) -> int:
+    """Remove a batch of topic bodies that have been there long enough. Returns how many."""
+    return len(_run(using, sql.FORGET_BODIES, limit=limit))
 
 
 # --- Seeing ---------------------------------------------------------------------------------------
@@ -897,6 +1191,14 @@ class QueueStats:
     oldest_due_age: float | None = None
     last_active_age: float | None = None
     reapable: bool | None = field(default=None)
+    #: Seconds until the last orphan expires (infinity: some never do).
+    orphans_expire_in: float | None = None
+    paused: bool = False
+    #: The consumer that owns it, if it is exclusive.
+    owner: UUID | None = None
+    #: How often it was made again within a day: after the reaper removed it, and after something else did.
+    revived_per_day: int = 0
+    vanished_per_day: int = 0
 
 
 def stats(names: Sequence[str] | None, using: str) -> list[QueueStats]:

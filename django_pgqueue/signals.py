@@ -8,12 +8,20 @@ that raises is logged by Django (``send_robust``) and changes nothing.
 signal                   arguments
 =======================  =======================================================================
 queue_created            using
-queue_healed             using, standing (bool): a queue that this process had known was gone
+queue_healed             using, cause ("revived": the reaper had removed it; "vanished": this process
+                         had known it, and no reaper removed it), standing (bool)
 queue_reaped             using, idle_seconds
+queue_paused             using
+queue_resumed            using
+queue_taken_over         using, consumer: the new owner of an exclusive queue
 message_failed           using, message, error, delay (seconds until it is delivered again)
 messages_dead_lettered   using, ids, target (None: parked where they are), reason
 messages_expired         using, count
+messages_redriven        using, count
+messages_purged          using, count
 orphans_adopted          using, count
+subscription_lagged      using, reason ("full", "disconnected", "expired"), dropped (messages; None: not
+                         known). The sender is the name of the topic.
 lease_lost               using, ids
 consumer_started         using, queues
 consumer_stopped         using, queues
@@ -30,10 +38,16 @@ logger = logging.getLogger("django_pgqueue")
 queue_created = Signal()
 queue_healed = Signal()
 queue_reaped = Signal()
+queue_paused = Signal()
+queue_resumed = Signal()
+queue_taken_over = Signal()
 message_failed = Signal()
 messages_dead_lettered = Signal()
 messages_expired = Signal()
+messages_redriven = Signal()
+messages_purged = Signal()
 orphans_adopted = Signal()
+subscription_lagged = Signal()
 lease_lost = Signal()
 consumer_started = Signal()
 consumer_stopped = Signal()
@@ -45,15 +59,30 @@ def log_queue_created(sender: str, **kwargs: Any) -> None:
 
 
 @receiver(queue_healed)
-def log_queue_healed(sender: str, *, using: str, standing: bool, **kwargs: Any) -> None:
-    # An auto-deleted queue is expected to go away when it is idle, a standing one never is.
-    level = logging.WARNING if standing else logging.INFO
-    logger.log(level, "queue healed queue=%s using=%s standing=%s", sender, using, standing)
+def log_queue_healed(sender: str, *, using: str, cause: str, standing: bool, **kwargs: Any) -> None:
+    # A queue that was idle is reaped rightly. One that vanished was removed by something else.
+    level = logging.INFO if cause == "revived" else logging.WARNING
+    logger.log(level, "queue healed queue=%s using=%s cause=%s standing=%s", sender, using, cause, standing)
 
 
 @receiver(queue_reaped)
 def log_queue_reaped(sender: str, *, idle_seconds: float, **kwargs: Any) -> None:
     logger.info("queue reaped queue=%s idle_seconds=%.0f", sender, idle_seconds)
+
+
+@receiver(queue_paused)
+def log_queue_paused(sender: str, **kwargs: Any) -> None:
+    logger.warning("queue paused queue=%s", sender)
+
+
+@receiver(queue_resumed)
+def log_queue_resumed(sender: str, **kwargs: Any) -> None:
+    logger.warning("queue resumed queue=%s", sender)
+
+
+@receiver(queue_taken_over)
+def log_queue_taken_over(sender: str, *, consumer: Any, **kwargs: Any) -> None:
+    logger.info("queue taken over queue=%s consumer=%s", sender, consumer)
 
 
 @receiver(message_failed)
@@ -84,6 +113,21 @@ def log_messages_dead_lettered(sender: str, *, ids: list[int], target: str | Non
 @receiver(messages_expired)
 def log_messages_expired(sender: str, *, count: int, **kwargs: Any) -> None:
     logger.warning("messages expired queue=%s count=%s", sender, count)
+
+
+@receiver(messages_redriven)
+def log_messages_redriven(sender: str, *, count: int, **kwargs: Any) -> None:
+    logger.info("messages redriven queue=%s count=%s", sender, count)
+
+
+@receiver(messages_purged)
+def log_messages_purged(sender: str, *, count: int, **kwargs: Any) -> None:
+    logger.warning("messages purged queue=%s count=%s", sender, count)
+
+
+@receiver(subscription_lagged)
+def log_subscription_lagged(sender: str, *, reason: str, dropped: int | None, **kwargs: Any) -> None:
+    logger.warning("subscription lagged topic=%s reason=%s dropped=%s", sender, reason, dropped)
 
 
 @receiver(orphans_adopted)

@@ -73,6 +73,23 @@ SET last_active = statement_timestamp(),
 RETURNING xmax = 0
 """
 
+# DEAD_LETTER_CHAIN - where dead letters of a queue would go next, and next, as stored: it ends where
+# it comes to a queue for the second time.
+# Returns the names, in order.
+DEAD_LETTER_CHAIN = """
+WITH RECURSIVE chain (name, place) AS (
+    SELECT %(target)s::text, 1
+    UNION ALL
+    SELECT queue.dead_letter, chain.place + 1
+    FROM chain JOIN django_pgqueue_messagequeue AS queue ON queue.name = chain.name
+    WHERE queue.dead_letter IS NOT NULL
+) CYCLE name SET is_cycle USING path
+SELECT name FROM chain WHERE NOT is_cycle ORDER BY place
+"""
+
+# QUEUE_EXISTS - the name, or no row.
+QUEUE_EXISTS = "SELECT name FROM django_pgqueue_messagequeue WHERE name = %(name)s"
+
 # ENSURE_DEAD_LETTER_QUEUE - make the queue that takes another queue's dead letters, if it is not
 # there. The default one, NAME.dead, is auto-deleted if NAME is; a configured one is standing.
 # Locks: nothing that is there.
@@ -83,6 +100,37 @@ SELECT %(target)s,
                  FROM django_pgqueue_messagequeue
                  WHERE name = %(name)s), false)
 ON CONFLICT (name) DO NOTHING
+"""
+
+# RECORD_RETURN - a queue that is made again leaves an event that says why it was gone: revived (the
+# last event is the reaper's tombstone) or vanished (none, and %(known)s: this process had known it).
+# Locks: nothing; an event is only ever added.
+# Returns the kind, or no row: a first use.
+RECORD_RETURN = """
+INSERT INTO django_pgqueue_queueevent (queue, kind)
+SELECT %(name)s, cause.kind
+FROM (SELECT CASE WHEN (SELECT kind
+                        FROM django_pgqueue_queueevent
+                        WHERE queue BETWEEN %(name)s AND %(name)s
+                        ORDER BY queue DESC, id DESC
+                        LIMIT 1) = 'reaped' THEN 'revived'
+                  WHEN %(known)s THEN 'vanished'
+             END) AS cause (kind)
+WHERE cause.kind IS NOT NULL
+RETURNING kind
+"""
+
+# PAUSE, RESUME - stop and start claims. A column of the operators', which no declare writes.
+# Locks: the queue's row, as an update of a non-key column does.
+# Return the name, or no row: there is no such queue.
+PAUSE = """
+UPDATE django_pgqueue_messagequeue
+SET paused_at = coalesce(paused_at, statement_timestamp())
+WHERE name = %(name)s
+RETURNING name
+"""
+RESUME = """
+UPDATE django_pgqueue_messagequeue SET paused_at = NULL WHERE name = %(name)s RETURNING name
 """
 
 # TOUCH_QUEUES - mark these queues as in use, each under the same condition as REFRESH_QUEUE.
@@ -116,6 +164,21 @@ VALUES (%(name)s, %(payload)s::jsonb, %(headers)s::jsonb,
         statement_timestamp() + %(expires_in)s * interval '1 second')
 RETURNING id
 """
+
+# PUBLISH_RELAXED - PUBLISH to a queue that is not durable: the commit of this one statement does not
+# wait for the disk. Only in autocommit, where the setting ends with the statement.
+# Locks: as PUBLISH.
+PUBLISH_RELAXED = """
+INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)
+SELECT %(name)s, %(payload)s::jsonb, %(headers)s::jsonb,
+       statement_timestamp() + %(delay)s * interval '1 second',
+       statement_timestamp() + %(expires_in)s * interval '1 second'
+FROM set_config('synchronous_commit', 'off', true)
+RETURNING id
+"""
+
+# RELAX - the same for a transaction of the library's own, around PUBLISH_MANY.
+RELAX = "SET LOCAL synchronous_commit = off"
 
 # PUBLISH_IF_QUEUE - the hot path inside a transaction: a queue that is gone gives no row instead of
 # an error, so the caller's transaction stays usable without a savepoint.
@@ -185,6 +248,78 @@ ORDER BY element.position
 RETURNING id
 """
 
+# PUBLISH_TO_TOPIC - put a message on every queue that is bound to a topic, and store what does not
+# fit into a notification.
+# A bound auto-deleted queue that nobody has used for %(idle_for)s seconds is left out: its subscriber
+# went away, and what is put there must not keep it. A bound queue without a row (deleted by hand; the
+# reaper removes the bindings along) gets its message as an orphan, which comes in when it is back.
+# Locks: KEY SHARE on the bindings and on the queues' rows, each in name order. Once locked they stay.
+# Returns rows: the id of the body (null: none), and id and queue of each message put on a queue (null
+# in the only row if there is none).
+PUBLISH_TO_TOPIC = """
+WITH binding AS MATERIALIZED (
+    SELECT queue, ttl
+    FROM django_pgqueue_topicbinding
+    WHERE topic = %(topic)s
+    ORDER BY queue
+    FOR KEY SHARE
+), bound AS MATERIALIZED (
+    SELECT name, auto_deleted, last_active
+    FROM django_pgqueue_messagequeue
+    WHERE name = ANY (ARRAY(SELECT queue FROM binding))
+    ORDER BY name
+    FOR KEY SHARE
+), target AS MATERIALIZED (
+    SELECT binding.queue, bound.name,
+           coalesce(%(ttl)s::float8, binding.ttl,
+                    CASE WHEN bound.auto_deleted THEN %(ephemeral_ttl)s::float8
+                         ELSE %(default_ttl)s::float8 END) AS ttl
+    FROM binding LEFT JOIN bound ON bound.name = binding.queue
+    WHERE bound.name IS NULL
+       OR NOT bound.auto_deleted
+       OR bound.last_active >= statement_timestamp() - %(idle_for)s * interval '1 second'
+), published AS (
+    INSERT INTO django_pgqueue_messagequeueitem
+        (queue_id, orphaned_from, payload, headers, expires_at)
+    SELECT target.name, CASE WHEN target.name IS NULL THEN target.queue END,
+           %(payload)s::jsonb, %(headers)s::jsonb,
+           CASE WHEN target.ttl < 'infinity' THEN statement_timestamp() + target.ttl * interval '1 second' END
+    FROM target
+    ORDER BY target.queue
+    RETURNING id, coalesce(queue_id, orphaned_from) AS queue
+), body AS (
+    INSERT INTO django_pgqueue_topicbody (content, expires_at)
+    SELECT %(body)s::text, statement_timestamp() + %(body_ttl)s * interval '1 second'
+    WHERE %(body)s::text IS NOT NULL
+    RETURNING id
+)
+SELECT body.id, published.id, published.queue
+FROM (SELECT 1) AS always LEFT JOIN body ON true LEFT JOIN published ON true
+ORDER BY published.id
+"""
+
+# NOTIFY_TOPIC - tell the live subscribers of a topic. Its own statement after commit, as NOTIFY.
+NOTIFY_TOPIC = "SELECT pg_notify(%(channel)s, %(content)s)"
+
+# TOPIC_BODY - read what did not fit into a notification. Nobody takes it away: the reaper does.
+TOPIC_BODY = "SELECT content FROM django_pgqueue_topicbody WHERE id = %(id)s"
+
+# BIND - let a queue get a copy of each message of a topic.
+# Locks: the binding's row, if it is there.
+BIND = """
+INSERT INTO django_pgqueue_topicbinding AS binding (topic, queue, ttl)
+VALUES (%(topic)s, %(queue)s, %(ttl)s)
+ON CONFLICT (topic, queue) DO UPDATE
+SET ttl = excluded.ttl
+WHERE binding.ttl IS DISTINCT FROM excluded.ttl
+"""
+
+# UNBIND - end that. Locks: the binding's row; waits for publishers that put messages there.
+# Returns the id, or no row: it was not bound.
+UNBIND = """
+DELETE FROM django_pgqueue_topicbinding WHERE topic = %(topic)s AND queue = %(queue)s RETURNING id
+"""
+
 # NOTIFY - wake the consumers of a queue. Its own statement, after commit: inside the publishing
 # transaction it would make all commits of the database stand in line.
 NOTIFY = "SELECT pg_notify(%(channel)s, '')"
@@ -196,19 +331,33 @@ NOTIFY = "SELECT pg_notify(%(channel)s, '')"
 # delayed, by id. When both have messages the claim takes from both, so that neither starves.
 # A lapsed lease makes a message a suspect: it may have killed its worker, and is claimed alone.
 # %(suspects)s: whether one may be taken; %(skip_suspects)s: walk past them, to what is behind.
-# Locks: the candidates FOR UPDATE; rows that others hold are skipped, nobody waits.
+# Of an exclusive queue only its owner may claim. No more is taken once %(most_bytes)s are (null: no
+# such bound), as they are stored: not decompressed.
+# Locks: the candidates FOR UPDATE; rows that others hold are skipped, nobody waits. An exclusive
+# queue's row FOR SHARE, so that a change of its owner and a claim cannot pass each other unseen.
 # Index: django_pgqueue_item_claim_idx; the update changes none of its columns.
 # published_at is brought into Python's range, with a day to spare for time zones: reading a row that
 # somebody's SQL dated "infinity" would raise after the claim, and cost its neighbours a delivery each.
 # Returns rows of kind "claimed", "exhausted" (delivered max_deliveries times: to be dead-lettered)
-# and, when %(suspects)s is false and one was met, "suspect" (one row, nothing but the kind).
+# and these, of nothing but the kind: "suspect" (%(suspects)s is false and one was met), "more" (not
+# all that was met was taken), "paused", "foreign" (another consumer owns the queue, or nobody).
 CLAIM = """
-WITH queue AS MATERIALIZED (
+WITH shared AS MATERIALIZED (
     SELECT name, max_deliveries
     FROM django_pgqueue_messagequeue
-    WHERE name = %(name)s AND paused_at IS NULL
+    WHERE name = %(name)s AND paused_at IS NULL AND NOT exclusive
+), owned AS MATERIALIZED (
+    SELECT name, max_deliveries
+    FROM django_pgqueue_messagequeue
+    WHERE name = %(name)s AND paused_at IS NULL AND exclusive AND exclusive_consumer_id = %(consumer)s
+    FOR SHARE
+), queue AS MATERIALIZED (
+    SELECT * FROM shared
+    UNION ALL
+    SELECT * FROM owned
 ), due AS MATERIALIZED (
-    SELECT id, read_after, delivery_count, lease_expires_at IS NOT NULL AS lapsed
+    SELECT id, read_after, delivery_count, lease_expires_at IS NOT NULL AS lapsed,
+           pg_column_size(payload) AS bytes
     FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
     WHERE queue_id = (SELECT name FROM queue)
       AND read_after <= statement_timestamp()
@@ -220,7 +369,8 @@ WITH queue AS MATERIALIZED (
     FOR UPDATE OF item SKIP LOCKED
 ), ready AS MATERIALIZED (
     SELECT *
-    FROM (SELECT id, delivery_count, lease_expires_at IS NOT NULL AS lapsed
+    FROM (SELECT id, delivery_count, lease_expires_at IS NOT NULL AS lapsed,
+                 pg_column_size(payload) AS bytes
           FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
           WHERE queue_id = (SELECT name FROM queue)
             AND read_after IS NULL
@@ -232,17 +382,21 @@ WITH queue AS MATERIALIZED (
           FOR UPDATE OF item SKIP LOCKED) AS walk
     LIMIT (SELECT greatest(%(limit)s - count(*), (%(limit)s + 1) / 2) FROM due)
 ), candidate AS MATERIALIZED (
-    SELECT id, delivery_count, lapsed, row_number() OVER (ORDER BY read_after, id) AS place FROM due
+    SELECT id, delivery_count, lapsed, bytes, row_number() OVER (ORDER BY read_after, id) AS place
+    FROM due
     UNION ALL
-    SELECT id, delivery_count, lapsed, row_number() OVER (ORDER BY id) FROM ready
+    SELECT id, delivery_count, lapsed, bytes, row_number() OVER (ORDER BY id)
+    FROM ready
 ), fit AS MATERIALIZED (
-    SELECT candidate.id, candidate.lapsed, candidate.place
+    SELECT candidate.id, candidate.lapsed, candidate.place,
+           sum(candidate.bytes) OVER (ORDER BY candidate.place, candidate.id) - candidate.bytes AS bytes_before
     FROM candidate, queue
     WHERE candidate.delivery_count < queue.max_deliveries
 ), chosen AS MATERIALIZED (
     SELECT id, lapsed
     FROM fit
     WHERE lapsed = (%(suspects)s AND EXISTS (SELECT FROM fit WHERE lapsed))
+      AND (bytes_before < %(most_bytes)s::bigint OR lapsed OR %(most_bytes)s::bigint IS NULL)
     ORDER BY place, random()
     LIMIT CASE WHEN %(suspects)s AND EXISTS (SELECT FROM fit WHERE lapsed) THEN 1 ELSE %(limit)s END
 ), claimed AS (
@@ -267,6 +421,41 @@ UNION ALL
  FROM fit
  WHERE lapsed AND NOT %(suspects)s
  LIMIT 1)
+UNION ALL
+SELECT 'more', NULL, NULL, NULL, NULL, NULL, NULL, NULL
+WHERE (SELECT count(*) FROM fit) > (SELECT count(*) FROM chosen)
+UNION ALL
+SELECT CASE WHEN paused_at IS NULL THEN 'foreign' ELSE 'paused' END, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM django_pgqueue_messagequeue
+WHERE name = %(name)s AND NOT EXISTS (SELECT FROM queue)
+"""
+
+# TAKE_OVER - become the owner of an exclusive queue that has none, or whose owner has not beaten for
+# %(patience)s seconds (its row may be gone too). Only for a consumer that has a row itself.
+# Locks: the queue's row, skipping it if somebody holds it. The owner is compared again under the
+# lock: two that see the same dead owner do not both become the new one.
+# Returns the name, or no row.
+TAKE_OVER = """
+WITH stale AS MATERIALIZED (
+    SELECT name, exclusive_consumer_id AS owner
+    FROM django_pgqueue_messagequeue AS queue
+    WHERE name = %(name)s
+      AND exclusive
+      AND NOT EXISTS (SELECT
+                      FROM django_pgqueue_queueconsumer AS owner
+                      WHERE owner.id = queue.exclusive_consumer_id
+                        AND owner.last_heartbeat > statement_timestamp() - %(patience)s * interval '1 second')
+      AND EXISTS (SELECT FROM django_pgqueue_queueconsumer WHERE id = %(consumer)s)
+), free AS MATERIALIZED (
+    SELECT queue.name
+    FROM django_pgqueue_messagequeue AS queue JOIN stale ON stale.name = queue.name
+    WHERE queue.exclusive_consumer_id IS NOT DISTINCT FROM stale.owner
+    FOR NO KEY UPDATE OF queue SKIP LOCKED
+)
+UPDATE django_pgqueue_messagequeue
+SET exclusive_consumer_id = %(consumer)s
+WHERE name = ANY (ARRAY(SELECT name FROM free))
+RETURNING name
 """
 
 # NEXT_LOOK - what a consumer asks before it sleeps.
@@ -363,6 +552,9 @@ WITH mine AS MATERIALIZED (
                 'queue', coalesce(item.queue_id, item.orphaned_from),
                 'delivery_count', item.delivery_count,
                 'consumer', item.leased_by,
+                'process', (SELECT host || ':' || pid
+                            FROM django_pgqueue_queueconsumer
+                            WHERE id = item.leased_by),
                 'reason', told.by_id -> item.id::text ->> 1),
             '$[last - 9 to last]')
     FROM (SELECT %(told)s::jsonb) AS told (by_id)
@@ -396,7 +588,8 @@ RETURNING id
 
 # DEAD_LETTER - set messages aside: to the dead-letter queue of the queue they are on. The move
 # clears expiry, lease and count, which are kept in the history. A queue named *.dead for which none
-# is configured parks its failures: they stay, due in the year 9000, until somebody redrives them.
+# is configured parks its failures: they stay, due in the year 9000, until somebody redrives them. So
+# does every queue whose dead-letter queue has given the message up before: none is visited twice.
 # Fenced by token; with %(tokens)s null, only what nobody holds and what still is expired or spent:
 # several consumers and reapers may find the same message, and it must move once.
 # Locks: the messages in id order, then KEY SHARE on the target's row, in name order.
@@ -404,7 +597,10 @@ RETURNING id
 # does not exist yet).
 DEAD_LETTER = """
 WITH mine AS MATERIALIZED (
-    SELECT id, coalesce(queue_id, orphaned_from) AS name
+    SELECT id, coalesce(queue_id, orphaned_from) AS name,
+           coalesce(dead_letter_path,
+                    CASE WHEN dead_lettered_from IS NOT NULL THEN jsonb_build_array(dead_lettered_from) END,
+                    '[]') AS path
     FROM django_pgqueue_messagequeueitem
     WHERE id = ANY (%(ids)s)
       AND CASE WHEN %(tokens)s::uuid[] IS NULL
@@ -417,12 +613,17 @@ WITH mine AS MATERIALIZED (
           END
     ORDER BY id
     FOR UPDATE
-), route AS MATERIALIZED (
-    SELECT mine.id,
+), wanted AS MATERIALIZED (
+    SELECT mine.id, mine.name, mine.path,
            coalesce(queue.dead_letter,
                     CASE WHEN queue.name IS NULL THEN %(dead_letter)s END,
                     CASE WHEN right(mine.name, 5) <> '.dead' THEN mine.name || '.dead' END) AS target
     FROM mine LEFT JOIN django_pgqueue_messagequeue AS queue ON queue.name = mine.name
+), route AS MATERIALIZED (
+    SELECT id, name, path,
+           target = name OR path ? target AS is_cycle,
+           CASE WHEN target <> name AND NOT path ? target THEN target END AS target
+    FROM wanted
 ), target AS MATERIALIZED (
     SELECT name
     FROM django_pgqueue_messagequeue
@@ -439,7 +640,10 @@ WITH mine AS MATERIALIZED (
         lease_expires_at = NULL,
         lease_token = NULL,
         delivery_count = 0,
-        dead_lettered_from = coalesce(item.queue_id, item.orphaned_from),
+        dead_lettered_from = CASE WHEN route.target IS NULL AND route.path <> '[]' THEN route.path ->> -1
+                                  ELSE route.name END,
+        dead_letter_path = CASE WHEN route.target IS NULL AND route.path <> '[]' THEN route.path
+                                ELSE route.path || to_jsonb(route.name) END,
         dead_lettered_at = statement_timestamp(),
         failures = jsonb_path_query_array(
             coalesce(item.failures, '[]') || jsonb_build_object(
@@ -447,8 +651,11 @@ WITH mine AS MATERIALIZED (
                 'queue', coalesce(item.queue_id, item.orphaned_from),
                 'delivery_count', item.delivery_count,
                 'consumer', item.leased_by,
+                'process', (SELECT host || ':' || pid
+                            FROM django_pgqueue_queueconsumer
+                            WHERE id = item.leased_by),
                 'expires_at', item.expires_at,
-                'reason', told.reason),
+                'reason', CASE WHEN route.is_cycle THEN 'cycle: ' ELSE '' END || told.reason),
             '$[last - 9 to last]')
     FROM unnest(%(ids)s::bigint[], %(reasons)s::text[]) AS told (id, reason)
     JOIN route ON route.id = told.id
@@ -462,6 +669,121 @@ SELECT route.id, route.target, moved.id IS NOT NULL
 FROM route LEFT JOIN moved USING (id)
 """
 
+# REDRIVE - send dead letters back to the queue that gave them up, due now and with a fresh count.
+# Their history stays. A letter that came through several queues goes one step back.
+# A batch: %(limit)s letters behind id %(after)s, of those that match and died up to %(before)s, so that
+# one which dies again is not met twice by the same redrive.
+# Locks: KEY SHARE on the queue, then the letters in id order, skipping what others hold (a second
+# redrive beside this one takes others).
+# Index: django_pgqueue_item_dead_idx.
+# Returns the ids.
+REDRIVE = """
+WITH queue AS MATERIALIZED (
+    SELECT name FROM django_pgqueue_messagequeue WHERE name = %(name)s FOR KEY SHARE
+), letter AS MATERIALIZED (
+    SELECT id
+    FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
+    WHERE dead_lettered_from = (SELECT name FROM queue)
+      AND id > %(after)s
+      AND dead_lettered_at <= %(before)s
+      AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+      AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
+      AND (%(reason)s::text IS NULL OR strpos(failures -> -1 ->> 'reason', %(reason)s) > 0)
+      AND (%(headers)s::jsonb IS NULL OR headers @> %(headers)s::jsonb)
+    ORDER BY dead_lettered_from, id
+    LIMIT %(limit)s
+    FOR UPDATE OF item SKIP LOCKED
+)
+UPDATE django_pgqueue_messagequeueitem
+SET queue_id = dead_lettered_from,
+    orphaned_from = NULL,
+    read_after = statement_timestamp(),
+    lease_expires_at = NULL,
+    lease_token = NULL,
+    delivery_count = 0,
+    dead_lettered_from = dead_letter_path ->> -2,
+    dead_lettered_at = CASE WHEN dead_letter_path ->> -2 IS NOT NULL THEN dead_lettered_at END,
+    dead_letter_path = nullif(dead_letter_path - -1, '[]')
+WHERE id = ANY (ARRAY(SELECT id FROM letter))
+RETURNING id
+"""
+
+# UNPARK - the same for what a queue has parked: it stays where it is, due now.
+# Index: django_pgqueue_item_claim_idx.
+UNPARK = """
+WITH letter AS MATERIALIZED (
+    SELECT id
+    FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
+    WHERE queue_id = %(name)s
+      AND read_after >= timestamptz '9000-01-01 00:00:00+00'
+      AND dead_lettered_at <= %(before)s
+      AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+      AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
+      AND (%(reason)s::text IS NULL OR strpos(failures -> -1 ->> 'reason', %(reason)s) > 0)
+      AND (%(headers)s::jsonb IS NULL OR headers @> %(headers)s::jsonb)
+    ORDER BY read_after, id
+    LIMIT %(limit)s
+    FOR UPDATE OF item SKIP LOCKED
+)
+UPDATE django_pgqueue_messagequeueitem
+SET read_after = statement_timestamp(),
+    lease_expires_at = NULL,
+    lease_token = NULL,
+    delivery_count = 0
+WHERE id = ANY (ARRAY(SELECT id FROM letter))
+RETURNING id
+"""
+
+# REDRIVABLE - what the two would take now, counted and changed in nothing.
+REDRIVABLE = """
+SELECT count(*)
+FROM django_pgqueue_messagequeueitem
+WHERE (dead_lettered_from = %(name)s
+       OR (queue_id = %(name)s AND read_after >= timestamptz '9000-01-01 00:00:00+00'
+           AND dead_lettered_at IS NOT NULL))
+  AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+  AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
+  AND (%(reason)s::text IS NULL OR strpos(failures -> -1 ->> 'reason', %(reason)s) > 0)
+  AND (%(headers)s::jsonb IS NULL OR headers @> %(headers)s::jsonb)
+"""
+
+# FATES - what became of redriven messages: the ids that are still there, and whether each has died
+# again since %(since)s.
+FATES = """
+SELECT id, coalesce(dead_lettered_at > %(since)s, false)
+FROM django_pgqueue_messagequeueitem
+WHERE id = ANY (%(ids)s)
+"""
+
+# PURGE - delete a batch of what waits on a queue: all that nobody holds and that was published up to
+# %(before)s.
+# Locks: the batch, skipping what others hold.
+# Index: django_pgqueue_item_claim_idx.
+# Returns the ids.
+PURGE = """
+WITH waiting AS MATERIALIZED (
+    SELECT id
+    FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
+    WHERE queue_id = %(name)s
+      AND published_at <= %(before)s
+      AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+    ORDER BY read_after, id
+    LIMIT %(limit)s
+    FOR UPDATE OF item SKIP LOCKED
+)
+DELETE FROM django_pgqueue_messagequeueitem
+WHERE id = ANY (ARRAY(SELECT id FROM waiting))
+RETURNING id
+"""
+
+# PURGEABLE - what PURGE would delete now, counted and changed in nothing.
+PURGEABLE = """
+SELECT count(*)
+FROM django_pgqueue_messagequeueitem
+WHERE queue_id = %(name)s
+  AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+"""
+
 # --- Consumers ------------------------------------------------------------------------------------
 
 # BEAT - write a consumer process's heartbeat.
@@ -471,8 +793,24 @@ VALUES (%(id)s, %(host)s, %(pid)s, %(queues)s::jsonb)
 ON CONFLICT (id) DO UPDATE SET last_heartbeat = statement_timestamp(), queues = excluded.queues
 """
 
-# FORGET_CONSUMER - a consumer process ended in good order.
-FORGET_CONSUMER = "DELETE FROM django_pgqueue_queueconsumer WHERE id = %(id)s"
+# FORGET_CONSUMER - a consumer process ended in good order: it owns nothing any more.
+# Locks: the rows of its exclusive queues, in name order.
+# Returns the names of the queues that it owned.
+FORGET_CONSUMER = """
+WITH gone AS (
+    DELETE FROM django_pgqueue_queueconsumer WHERE id = %(id)s
+), owned AS MATERIALIZED (
+    SELECT name
+    FROM django_pgqueue_messagequeue
+    WHERE exclusive_consumer_id = %(id)s
+    ORDER BY name
+    FOR NO KEY UPDATE
+)
+UPDATE django_pgqueue_messagequeue
+SET exclusive_consumer_id = NULL
+WHERE name = ANY (ARRAY(SELECT name FROM owned))
+RETURNING name
+"""
 
 # FORGET_CONSUMERS - drop the rows of processes that ended otherwise, a day ago or earlier.
 FORGET_CONSUMERS = """
@@ -548,7 +886,7 @@ SELECT id, name, is_kept FROM expired
 
 # EXHAUSTED - find lapsed messages that were delivered max_deliveries times. A claim that meets one
 # would dead-letter it; this is for queues that nobody claims from. Bounded: it looks at the head of
-# each queue's two walks.
+# each queue's two walks. %(patience)s: seconds since the last heartbeat of a consumer that counts.
 EXHAUSTED = """
 SELECT head.id, queue.name
 FROM django_pgqueue_messagequeue AS queue
@@ -567,13 +905,20 @@ CROSS JOIN LATERAL (
 ) AS head
 WHERE head.lease_expires_at <= statement_timestamp()
   AND head.delivery_count >= queue.max_deliveries
+  AND (queue.paused_at IS NOT NULL
+       OR NOT EXISTS (SELECT
+                      FROM django_pgqueue_queueconsumer AS consumer
+                      WHERE consumer.queues ? queue.name
+                        AND consumer.last_heartbeat > statement_timestamp() - %(patience)s * interval '1 second'))
 """
 
-# IDLE_QUEUES - the auto-deleted queues that may be reaped: idle, and without any message.
+# IDLE_QUEUES - the auto-deleted queues that may be reaped: idle, without any message, and not paused
+# (with its row the operators' pause would be gone).
 IDLE_QUEUES = """
 SELECT name, (extract(epoch FROM statement_timestamp()) - extract(epoch FROM last_active))::float8
 FROM django_pgqueue_messagequeue AS queue
 WHERE auto_deleted
+  AND paused_at IS NULL
   AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second'
   AND (SELECT id
        FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
@@ -598,10 +943,13 @@ WHERE (item.lease_expires_at > statement_timestamp()) IS NOT TRUE
   AND (item.expires_at <= statement_timestamp() OR item.orphaned_from IS NOT NULL)
 """
 
-# LOCK_IDLE_QUEUE, DELETE_IDLE_QUEUE - reap one queue, in one short transaction.
-# Two statements, because the second must have a snapshot that is younger than the lock: a message
-# committed between the snapshot and the lock of a single statement would be cut loose.
-# Locks: the queue's row FOR UPDATE. A publisher in flight holds KEY SHARE on it: skipped.
+# LOCK_IDLE_QUEUE, LOCK_BINDINGS, DELETE_IDLE_QUEUE - reap one queue, in one short transaction.
+# The deletion is a statement of its own, because it must have a snapshot that is younger than the
+# locks: a message committed between the snapshot and the lock of a single statement would be cut
+# loose. What it leaves is a tombstone.
+# Locks: the queue's row and its bindings FOR UPDATE. A publisher in flight, to the queue or to a topic,
+# holds KEY SHARE on one of them: skipped. (A topic's publisher locks bindings first and waits for the
+# queue: the reaper never waits, so the two cannot deadlock.)
 # Index: the claim index. The foreign key's own search for messages is a statement that the server
 # plans once in a session; a plan from when the table was empty scans the table at every deletion,
 # so that this transaction wants it planned anew.
@@ -610,26 +958,68 @@ SELECT name, set_config('plan_cache_mode', 'force_custom_plan', true)
 FROM django_pgqueue_messagequeue
 WHERE name = %(name)s
   AND auto_deleted
+  AND paused_at IS NULL
   AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second'
 FOR UPDATE SKIP LOCKED
 """
-DELETE_IDLE_QUEUE = """
-DELETE FROM django_pgqueue_messagequeue AS queue
-WHERE name = %(name)s
-  AND auto_deleted
-  AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second'
-  AND (SELECT id
-       FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
-       WHERE queue_id = queue.name
-       ORDER BY read_after, id
-       LIMIT 1) IS NULL
-RETURNING (extract(epoch FROM statement_timestamp()) - extract(epoch FROM last_active))::float8
+LOCK_BINDINGS = """
+WITH locked AS MATERIALIZED (
+    SELECT id FROM django_pgqueue_topicbinding WHERE queue = %(name)s FOR UPDATE SKIP LOCKED
+)
+SELECT (SELECT count(*) FROM locked) = (SELECT count(*) FROM django_pgqueue_topicbinding WHERE queue = %(name)s)
 """
+DELETE_IDLE_QUEUE = """
+WITH gone AS (
+    DELETE FROM django_pgqueue_messagequeue AS queue
+    WHERE name = %(name)s
+      AND auto_deleted
+      AND paused_at IS NULL
+      AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second'
+      AND (SELECT id
+           FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+           WHERE queue_id = queue.name
+           ORDER BY read_after, id
+           LIMIT 1) IS NULL
+    RETURNING name,
+              (extract(epoch FROM statement_timestamp()) - extract(epoch FROM last_active))::float8 AS idle_seconds
+), unbound AS (
+    DELETE FROM django_pgqueue_topicbinding WHERE queue IN (SELECT name FROM gone)
+), tombstone AS (
+    INSERT INTO django_pgqueue_queueevent (queue, kind) SELECT name, 'reaped' FROM gone
+)
+SELECT idle_seconds FROM gone
+"""
+
+# FORGET_EVENTS - drop tombstones, and what became of them, a week old or older: a batch.
+FORGET_EVENTS = """
+DELETE FROM django_pgqueue_queueevent
+WHERE id = ANY (ARRAY(SELECT id
+                      FROM django_pgqueue_queueevent
+                      WHERE at < statement_timestamp() - %(age)s * interval '1 second'
+                      ORDER BY at
+                      LIMIT %(limit)s))
+RETURNING id
+"""
+
+# FORGET_BODIES - drop what did not fit into a notification and has been there long enough: a batch.
+FORGET_BODIES = """
+DELETE FROM django_pgqueue_topicbody
+WHERE id = ANY (ARRAY(SELECT id
+                      FROM django_pgqueue_topicbody
+                      WHERE expires_at <= statement_timestamp()
+                      ORDER BY expires_at
+                      LIMIT %(limit)s))
+RETURNING id
+"""
+
+# NOW - the clock that decides.
+NOW = "SELECT statement_timestamp()"
 
 # --- Seeing ---------------------------------------------------------------------------------------
 
 # STATS - depth by state and the oldest due age, of the queues named or, with null, of all, also of
-# those that only orphans remember. Reads every message of those queues.
+# those that only orphans remember, and how often each came back within a day: revived after it was
+# reaped, or vanished. Reads every message of those queues.
 STATS = """
 WITH item AS (
     SELECT coalesce(queue_id, orphaned_from) AS name,
@@ -652,12 +1042,23 @@ WITH item AS (
            count(*) FILTER (WHERE state = 'dead') AS dead,
            count(*) FILTER (WHERE state = 'expired') AS expired,
            count(*) FILTER (WHERE state = 'orphaned') AS orphaned,
+           CASE WHEN count(*) FILTER (WHERE state = 'orphaned' AND expires_at IS NULL) > 0 THEN 'infinity'
+                ELSE extract(epoch FROM max(expires_at) FILTER (WHERE state = 'orphaned' AND isfinite(expires_at))
+                    - statement_timestamp())
+           END::float8 AS orphans_expire_in,
            extract(epoch FROM statement_timestamp()
                               - min(due_at) FILTER (WHERE state = 'ready' AND isfinite(due_at))
                )::float8 AS oldest_due_age,
            count(*) AS messages
     FROM item
     GROUP BY name
+), event AS (
+    SELECT queue,
+           count(*) FILTER (WHERE kind = 'revived') AS revived,
+           count(*) FILTER (WHERE kind = 'vanished') AS vanished
+    FROM django_pgqueue_queueevent
+    WHERE at > statement_timestamp() - interval '1 day'
+    GROUP BY queue
 )
 SELECT coalesce(queue.name, depth.name), queue.name IS NOT NULL,
        coalesce(ready, 0), coalesce(delayed, 0), coalesce(leased, 0), coalesce(dead, 0),
@@ -665,9 +1066,16 @@ SELECT coalesce(queue.name, depth.name), queue.name IS NOT NULL,
        extract(epoch FROM statement_timestamp()
                           - CASE WHEN isfinite(queue.last_active) THEN queue.last_active END)::float8,
        queue.auto_deleted
+           AND queue.paused_at IS NULL
            AND queue.last_active < statement_timestamp() - %(idle_for)s * interval '1 second'
-           AND coalesce(messages, 0) = 0
-FROM depth FULL JOIN django_pgqueue_messagequeue AS queue ON queue.name = depth.name
+           AND coalesce(messages, 0) = 0,
+       orphans_expire_in,
+       queue.paused_at IS NOT NULL,
+       queue.exclusive_consumer_id,
+       coalesce(event.revived, 0), coalesce(event.vanished, 0)
+FROM depth
+FULL JOIN django_pgqueue_messagequeue AS queue ON queue.name = depth.name
+LEFT JOIN event ON event.queue = coalesce(queue.name, depth.name)
 WHERE %(names)s::text[] IS NULL OR coalesce(queue.name, depth.name) = ANY (%(names)s)
 ORDER BY 1
 """

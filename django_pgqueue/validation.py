@@ -50,8 +50,15 @@ def check_seconds(value: object, what: str, *, zero: bool = True) -> float:
     return value
 
 
-def check_count(value: object, what: str) -> int:
-    """Return a whole number of at least 1, else raise ``ValueError`` naming ``what``."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-        raise ValueError(f"{what} must be a whole number from 1 to {2**31 - 1}, not {value!r}")
+def check_ttl(value: object) -> float | None:
+    """Return a TTL in seconds; None (the default) and infinity (never) as they are. Else as ``check_seconds``."""
+    if value is None or value == math.inf:
+        return None if value is None else math.inf
+    return check_seconds(value, "ttl", zero=False)
+
+
+def check_count(value: object, what: str, *, most: int = 2**31 - 1) -> int:
+    """Return a whole number from 1 to ``most``, else raise ``ValueError`` naming ``what``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ValueError(f"{what} must be a whole number from 1 to {most}, not {value!r}")
     return value

@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -76,11 +77,13 @@ class Handler:
     """A function, the queue whose messages it handles, and how. Made by ``Queue.make_handler``."""
 
     queue: ConsumableQueue
-    function: Callable[[Message], Any]
+    function: Callable[[Any], Any]
     concurrency: int
     ack: str
     timeout: float
     is_async: bool
+    #: How many messages it takes at once, as a list. None: one, as itself.
+    batch: int | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -128,6 +131,8 @@ class Lane:
     #: A claim met a suspect and left it; how many were taken in a row.
     suspect_waiting: bool = False
     suspects_in_row: int = 0
+    #: Monotonic time until which this process may be sure to own the queue, if that is exclusive.
+    owned_until: float = math.inf
     #: Of an async handler: the event loop, and its event that something is waiting.
     loop: asyncio.AbstractEventLoop | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -154,6 +159,11 @@ class Lane:
                 self.loop.call_soon_threadsafe(self.arrived.set)
 
     @property
+    def size(self) -> int:
+        """How many characters of JSON are held."""
+        return sum(held.message.size for held in list(self.held.values()))
+
+    @property
     def is_low(self) -> bool:
         """Few are waiting: a claim now keeps the workers busy, and is not for one message only."""
         return self.waiting.qsize() <= self.prefetch // 2
@@ -177,8 +187,9 @@ class Lane:
         return sum(self.has_outlived(held, now) for held in list(self.held.values())) >= self.concurrency
 
     def may_start(self, held: Held) -> bool:
-        """Tell whether the lease may be trusted: a process that was stopped and goes on finds it old."""
-        return not held.lost and time.monotonic() - held.confirmed <= self.queue.lease / 2
+        """Tell whether lease and ownership may be trusted: a process that was stopped and goes on finds them old."""
+        now = time.monotonic()
+        return not held.lost and now - held.confirmed <= self.queue.lease / 2 and now < self.owned_until
 
 
 class Workers:
@@ -198,17 +209,19 @@ class Workers:
         handle = {"late": self._handle, "early": self._handle_early, "atomic": self._handle_atomic}[lane.handler.ack]
         guard = ConnectionGuard()
         guard.watch()
-        while held := lane.waiting.get():
+        while batch := take(lane):
             guard.before(self.outages)
-            if lane.may_start(held):
-                held.started = time.monotonic()
-                outcome = handle(lane, held.message)
-            else:
-                outcome = RELEASE
+            started = start(lane, batch)
+            outcomes = handle(lane, [held.message for held in started]) if started else []
             if guard.after():
-                outcome = self._left_open(lane, held.message, outcome)
-            self._finished(lane, held, outcome)
+                outcomes = self._left_open(lane, started, outcomes)
+            self._finish(lane, batch, started, outcomes)
         guard.close()
+
+    def _finish(self, lane: Lane, batch: list[Held], started: list[Held], outcomes: list[Outcome]) -> None:
+        outcome_of = {id(held): outcome for held, outcome in zip(started, outcomes, strict=True)}
+        for held in batch:
+            self._finished(lane, held, outcome_of.get(id(held), RELEASE))
 
     def _finished(self, lane: Lane, held: Held, outcome: Outcome) -> None:
         lane.finished.append((held, outcome))
@@ -219,26 +232,38 @@ class Workers:
         elif len(lane.finished) >= SETTLE_BATCH or lane.waiting.empty():
             self.wake()
 
-    def _handle(self, lane: Lane, message: Message) -> Outcome:
+    def _handle(self, lane: Lane, messages: list[Message]) -> list[Outcome]:
         try:
-            call(lane.handler, message)
+            errors = call(lane.handler, messages)
         except BaseException as error:
-            return self._failure(lane, message, error)
-        return ACK
+            return [self._failure(lane, message, error) for message in messages]
+        return self._outcomes(lane, messages, errors, ACK)
 
-    def _handle_early(self, lane: Lane, message: Message) -> Outcome:
+    def _outcomes(
+        self, lane: Lane, messages: list[Message], errors: dict[int, BaseException], done: Outcome
+    ) -> list[Outcome]:
+        return [
+            self._failure(lane, message, errors[message.id]) if message.id in errors else done for message in messages
+        ]
+
+    def _handle_early(self, lane: Lane, messages: list[Message]) -> list[Outcome]:
         try:
-            if services.ack([message], self.using):
-                return SETTLED
+            lost = services.ack(messages, self.using)
         except DATABASE_FAULTS as error:
-            return self._failure(lane, message, error)
+            return [self._failure(lane, message, error) for message in messages]
+        mine = [message for message in messages if message.id not in lost]
         try:
-            call(lane.handler, message)
+            if mine:
+                call(lane.handler, mine)
         except BaseException:
-            logger.exception("handler failed after an early ack queue=%s id=%s", lane.queue.name, message.id)
-        return SETTLED
+            self._log_after_early_ack(lane, mine)
+        return [SETTLED] * len(messages)
 
-    def _handle_atomic(self, lane: Lane, message: Message) -> Outcome:
+    def _log_after_early_ack(self, lane: Lane, messages: list[Message]) -> None:
+        ids = [message.id for message in messages][:10]
+        logger.exception("handler failed after an early ack queue=%s ids=%s", lane.queue.name, ids)
+
+    def _handle_atomic(self, lane: Lane, messages: list[Message]) -> list[Outcome]:
         lost: set[int] = set()
         try:
             # In a stricter one the ack would fail whenever the lease was extended after it began.
@@ -246,22 +271,31 @@ class Workers:
             with transaction.atomic(using=self.using):
                 if not is_read_committed:
                     services.make_read_committed(self.using)
-                call(lane.handler, message)
-                # The last statement: until here nobody else waits for the message's row.
-                lost = services.ack([message], self.using)
+                errors = call(lane.handler, messages)
+                done = [message for message in messages if message.id not in errors]
+                if done:
+                    # The last statement: until here nobody else waits for the messages' rows.
+                    lost = services.ack(done, self.using)
                 if lost:
                     transaction.set_rollback(True, using=self.using)
         except BaseException as error:
-            return self._failure(lane, message, error)
-        return SETTLED
+            return [self._failure(lane, message, error) for message in messages]
+        if lost:
+            # All was rolled back; those that are still held can be handled again at once.
+            again = Outcome("nack", "rolled back: the lease of another message of its batch was lost")
+            return [SETTLED if message.id in lost else again for message in messages]
+        return self._outcomes(lane, messages, errors, SETTLED)
 
-    def _left_open(self, lane: Lane, message: Message, outcome: Outcome) -> Outcome:
-        """Make a failure of a handler that returned inside a transaction: its changes were rolled back."""
+    def _left_open(self, lane: Lane, started: list[Held], outcomes: list[Outcome]) -> list[Outcome]:
+        """Make failures of a handler that returned inside a transaction: its changes were rolled back."""
         error = RuntimeError("the handler left a transaction open; its changes were rolled back")
         if lane.handler.ack == "early":
-            logger.error("handler left a transaction open queue=%s id=%s", lane.queue.name, message.id)
-            return outcome
-        return self._failure(lane, message, error) if outcome.verb in ("ack", "settled") else outcome
+            logger.error("handler left a transaction open queue=%s", lane.queue.name)
+            return outcomes
+        return [
+            self._failure(lane, held.message, error) if outcome.verb in ("ack", "settled") else outcome
+            for held, outcome in zip(started, outcomes, strict=True)
+        ]
 
     def _failure(self, lane: Lane, message: Message, error: BaseException) -> Outcome:
         if isinstance(error, Reject):
@@ -298,42 +332,45 @@ class Workers:
         await sync_to_async(guard.close)()
 
     async def _work_lane_async(self, lane: Lane, guard: ConnectionGuard) -> None:
-        while held := await self._take_async(lane):
+        while batch := await self._take_async(lane):
             if guard.is_needed(self.outages):
                 await sync_to_async(guard.before)(self.outages)
-            if lane.may_start(held):
-                held.started = time.monotonic()
-                outcome = await self._handle_async(lane, held.message)
-            else:
-                outcome = RELEASE
+            started = start(lane, batch)
+            handle = self._handle_early_async if lane.handler.ack == "early" else self._handle_async
+            outcomes = await handle(lane, [held.message for held in started]) if started else []
             if await sync_to_async(guard.after)():
-                outcome = self._left_open(lane, held.message, outcome)
-            self._finished(lane, held, outcome)
+                outcomes = self._left_open(lane, started, outcomes)
+            self._finish(lane, batch, started, outcomes)
 
-    async def _take_async(self, lane: Lane) -> Held | None:
+    async def _take_async(self, lane: Lane) -> list[Held]:
         while True:
             # Cleared before looking, so that what comes after the look is not slept through.
             lane.arrived.clear()
             try:
-                return lane.waiting.get_nowait()
+                return take(lane, block=False)
             except Empty:
                 await lane.arrived.wait()
 
-    async def _handle_async(self, lane: Lane, message: Message) -> Outcome:
-        is_early = lane.handler.ack == "early"
+    async def _handle_async(self, lane: Lane, messages: list[Message]) -> list[Outcome]:
         try:
-            if is_early and await sync_to_async(services.ack)([message], self.using):
-                return SETTLED
-        except DATABASE_FAULTS as error:
-            return self._failure(lane, message, error)
-        try:
-            await lane.handler.function(message)
+            result = await lane.handler.function(messages if lane.handler.batch else messages[0])
+            errors = errors_in(lane.handler, messages, result)
         except BaseException as error:
-            if is_early:
-                logger.exception("handler failed after an early ack queue=%s id=%s", lane.queue.name, message.id)
-                return SETTLED
-            return self._failure(lane, message, error)
-        return SETTLED if is_early else ACK
+            return [self._failure(lane, message, error) for message in messages]
+        return self._outcomes(lane, messages, errors, ACK)
+
+    async def _handle_early_async(self, lane: Lane, messages: list[Message]) -> list[Outcome]:
+        try:
+            lost = await sync_to_async(services.ack)(messages, self.using)
+        except DATABASE_FAULTS as error:
+            return [self._failure(lane, message, error) for message in messages]
+        mine = [message for message in messages if message.id not in lost]
+        try:
+            if mine:
+                await lane.handler.function(mine if lane.handler.batch else mine[0])
+        except BaseException:
+            self._log_after_early_ack(lane, mine)
+        return [SETTLED] * len(messages)
 
 
 class ConnectionGuard:
@@ -424,15 +461,62 @@ class ConnectionGuard:
         connections.close_all()
 
 
-def call(handler: Handler, message: Message) -> None:
-    """Call a sync handler. One that hands out a coroutine or generator has not done its work: no ack for it."""
-    result = handler.function(message)
+def take(lane: Lane, *, block: bool = True) -> list[Held]:
+    """Take what a worker handles next: one message, or a batch of those that wait. Empty: the worker ends."""
+    batch: list[Held] = []
+    while len(batch) < (lane.handler.batch or 1):
+        try:
+            held = lane.waiting.get(block=block and not batch)
+        except Empty:
+            if not batch:
+                raise
+            break
+        if held is None:
+            if batch:
+                # For this worker, when it comes back.
+                lane.put(None)
+            break
+        batch.append(held)
+    return batch
+
+
+def start(lane: Lane, batch: list[Held]) -> list[Held]:
+    """Return those of a batch that may start, marked as started."""
+    started = [held for held in batch if lane.may_start(held)]
+    now = time.monotonic()
+    for held in started:
+        held.started = now
+    return started
+
+
+def call(handler: Handler, messages: list[Message]) -> dict[int, BaseException]:
+    """
+    Call a sync handler, and return the errors of single messages that it names.
+
+    One that hands out a coroutine or generator has not done its work: no ack for it.
+    """
+    result = handler.function(messages if handler.batch else messages[0])
     if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         if not inspect.isasyncgen(result):
             result.close()
         raise TypeError(
             f"{handler.function!r} returned a {type(result).__name__}; a handler is a function, or async def itself"
         )
+    return errors_in(handler, messages, result)
+
+
+def errors_in(handler: Handler, messages: list[Message], result: object) -> dict[int, BaseException]:
+    """Return what a batch handler returned: a mapping of message id to exception, or anything for "all done"."""
+    if not handler.batch or not isinstance(result, Mapping):
+        return {}
+    ids = {message.id for message in messages}
+    for message_id, error in result.items():
+        if message_id not in ids or not isinstance(error, BaseException):
+            raise TypeError(
+                f"{handler.function!r} returned a mapping that is not one of its messages' ids to exceptions:"
+                f" {type(message_id).__name__} to {type(error).__name__}"
+            )
+    return dict(result)
 
 
 def is_in_transaction(connection: BaseDatabaseWrapper) -> bool:

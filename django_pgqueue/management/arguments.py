@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
 from threading import Thread, current_thread, main_thread
 from types import FrameType
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from django.core.management.base import CommandError
 from django.db import DatabaseError
@@ -59,6 +59,18 @@ def on_stop_signal(stop: Callable[[], object]) -> Iterator[None]:
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, handle))
         yield
+
+
+@contextmanager
+def progress_line(stream: TextIO, verb: str) -> Iterator[Callable[[int], object]]:
+    """Give what shows a number on a terminal as it grows, and does nothing elsewhere."""
+    if not stream.isatty():
+        yield lambda _: None
+        return
+    try:
+        yield lambda count: stream.write(f"\r{verb} {count:,}")
+    finally:
+        stream.write("\r\033[K")
 
 
 def refusal(error: DatabaseError) -> CommandError:

@@ -1,6 +1,7 @@
 """Queues in numbers."""
 
 import json
+import math
 from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +18,10 @@ COLUMNS = ("ready", "delayed", "leased", "dead", "expired", "orphaned")
 
 
 class Command(BaseCommand):
-    help = "Show the number of messages by state, the oldest due age, and what the reaper may remove."
+    help = (
+        "Show the number of messages by state, the oldest due age, until when orphans live, how often a day a queue"
+        " came back after it was reaped (revived) or gone otherwise (vanished), and what the reaper may remove."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("names", nargs="*", metavar="NAME", help="queues (default: all)")
@@ -30,7 +34,7 @@ class Command(BaseCommand):
         except DatabaseError as error:
             raise refusal(error) from error
         if options["format"] == "json":
-            self.stdout.write(json.dumps([asdict(stats) for stats in found]))
+            self.stdout.write(json.dumps([as_json(stats) for stats in found]))
         else:
             for line in table(found):
                 self.stdout.write(line)
@@ -39,16 +43,30 @@ class Command(BaseCommand):
             raise CommandError(f"no such queue: {', '.join(missing)}")
 
 
+def as_json(stats: QueueStats) -> dict[str, Any]:
+    """Return the numbers as JSON has them: it knows no UUID and no infinity."""
+    return {
+        **asdict(stats),
+        "owner": None if stats.owner is None else str(stats.owner),
+        "orphans_expire_in": "never" if stats.orphans_expire_in == math.inf else stats.orphans_expire_in,
+    }
+
+
 def table(found: list[QueueStats]) -> list[str]:
     """Return the numbers as lines of text with aligned columns."""
-    rows: list[tuple[str, ...]] = [("queue", *COLUMNS, "oldest due", "last active", "reapable")]
+    rows: list[tuple[str, ...]] = [
+        ("queue", *COLUMNS, "oldest due", "last active", "orphans until", "revived/d", "vanished/d", "state")
+    ]
     rows += [
         (
             stats.name,
             *(str(getattr(stats, column)) for column in COLUMNS),
             _age(stats.oldest_due_age),
             _age(stats.last_active_age) if stats.exists else "no row",
-            "yes" if stats.reapable else "",
+            "never" if stats.orphans_expire_in == math.inf else _age(stats.orphans_expire_in),
+            str(stats.revived_per_day),
+            str(stats.vanished_per_day),
+            ", ".join(_states(stats)),
         )
         for stats in found
     ]
@@ -60,6 +78,18 @@ def table(found: list[QueueStats]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def _states(stats: QueueStats) -> list[str]:
+    """Return what is special about a queue, in words."""
+    states = []
+    if stats.paused:
+        states.append("paused")
+    if stats.owner is not None:
+        states.append(f"owned by {stats.owner}")
+    if stats.reapable:
+        states.append("reapable")
+    return states
 
 
 def _age(seconds: float | None) -> str:

@@ -70,7 +70,7 @@ class Command(BaseCommand):
         elif reaped != Reaped() or verbosity > 1:
             self.stdout.write(
                 f"expired {reaped.expired}, dead-lettered {reaped.dead_lettered}, adopted {reaped.adopted},"
-                f" queues reaped {len(reaped.queues)}"
+                f" queues reaped {len(reaped.queues)}, topic bodies {reaped.bodies}, tombstones {reaped.events}"
             )
 
     def _preview(self, reaper: Reaper, form: str) -> None:

@@ -1,0 +1,45 @@
+"""Delete what waits on a queue."""
+
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
+
+from django_pgqueue import services
+from django_pgqueue.exceptions import PGQueueError
+from django_pgqueue.management.arguments import at_least, progress_line, refusal
+from django_pgqueue.queues import Queue, find_queue
+
+
+class Command(BaseCommand):
+    help = "Delete the messages of a queue that nobody holds. They are gone for good."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", metavar="NAME")
+        parser.add_argument("--limit", type=at_least(1), help="so many at the most")
+        parser.add_argument("--dry-run", action="store_true", help="count them, change nothing")
+        parser.add_argument("--no-input", action="store_false", dest="interactive", help="do not ask")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            queue = find_queue(options["name"]) or Queue(options["name"])
+            waiting = services.purgeable(queue.name, queue.using)
+            if options["limit"] is not None:
+                waiting = min(waiting, options["limit"])
+            if options["dry_run"]:
+                self.stdout.write(f"would purge {waiting} messages")
+                return
+            # A script has no terminal, and means it.
+            if options["interactive"] and sys.stdin.isatty():
+                answer = input(f"Delete {waiting} messages of queue {queue.name!r} for good? [y/N] ")
+                if answer.strip().lower() not in ("y", "yes"):
+                    raise CommandError("not purged")
+            with progress_line(sys.stderr, "purged") as progress:
+                count = queue.purge(options["limit"], progress=progress)
+        except DatabaseError as error:
+            raise refusal(error) from error
+        except (PGQueueError, ValueError) as error:
+            raise CommandError(str(error)) from error
+        self.stdout.write(f"purged {count} messages")

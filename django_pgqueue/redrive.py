@@ -1,0 +1,90 @@
+"""Send dead letters back, in batches: as fast as it goes, at a rate, or behind a few that go ahead."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db import connections
+
+from django_pgqueue import services
+from django_pgqueue.exceptions import CanaryFailed
+from django_pgqueue.services import Declaration, Letters
+
+BATCH = 1_000
+# Seconds between two looks at what became of the canary, and between two batches at a rate.
+CANARY_POLL = 0.1
+RATE_TICK = 0.1
+
+
+@dataclass(frozen=True)
+class Redrive:
+    """
+    One redrive of a queue's dead letters.
+
+    ``limit``: how many at the most. ``rate``: how many a second. ``canary``: so many go first, and the
+    others only when all of these were settled, within ``patience`` seconds, and none died again.
+    ``progress`` is called with the number so far after each batch.
+    """
+
+    declaration: Declaration
+    using: str
+    letters: Letters
+    limit: int | None = None
+    rate: float | None = None
+    canary: int | None = None
+    patience: float = 300.0
+    progress: Callable[[int], object] = lambda _: None
+
+    def run(self) -> int:
+        """Send them back and return how many. Raises ``CanaryFailed``."""
+        connection = connections[self.using]
+        if (self.rate or self.canary) and (connection.in_atomic_block or not connection.get_autocommit()):
+            raise RuntimeError("a redrive with a rate or a canary cannot run inside a transaction: it waits")
+        services.ensure(self.declaration, self.using)
+        # What dies again from now on is for the next redrive.
+        before = services.now(self.using)
+        most = math.inf if self.limit is None else self.limit
+        sent: list[int] = []
+        if self.canary is not None:
+            sent = self._send(min(self.canary, most), before)
+            self._watch(sent, before)
+        return len(sent) + len(self._send(most - len(sent), before, len(sent)))
+
+    def _send(self, most: float, before: datetime, sent: int = 0) -> list[int]:
+        """Send up to ``most`` letters. Returns their ids."""
+        ids: list[int] = []
+        after = 0
+        started = time.monotonic()
+        while len(ids) < most:
+            batch = int(min(BATCH, self._allowed(len(ids), started), most - len(ids)))
+            found = services.redrive(self.declaration, self.letters, batch, after, before, self.using)
+            ids += found
+            self.progress(sent + len(ids))
+            if len(found) < batch:
+                break
+            after = max(found)
+        return ids
+
+    def _allowed(self, sent: int, started: float) -> int:
+        """Return how many may be sent now, waiting until there is one."""
+        if self.rate is None:
+            return BATCH
+        while (allowed := int((time.monotonic() - started) * self.rate) + 1 - sent) < 1:
+            time.sleep(min(RATE_TICK, 1 / self.rate))
+        return allowed
+
+    def _watch(self, ids: list[int], since: datetime) -> None:
+        """Wait until all of these are settled. Raises ``CanaryFailed`` if one died again or is not in time."""
+        deadline = time.monotonic() + self.patience
+        while True:
+            fates = services.fates(ids, since, self.using)
+            died = [message_id for message_id, dead in fates.items() if dead]
+            if died or (fates and time.monotonic() >= deadline):
+                raise CanaryFailed(self.declaration.name, died, fates.keys() - set(died), len(ids))
+            if not fates:
+                return
+            time.sleep(CANARY_POLL)

@@ -1,0 +1,258 @@
+"""
+Live subscribers of topics: what the process's one listener hears, handed to callbacks and async loops.
+
+Each subscription has a buffer of its own, bounded in messages and bytes: one that is slow or dead
+loses its oldest messages, and neither holds up others nor fills the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+from weakref import finalize
+
+from django_pgqueue import services, signals
+from django_pgqueue.conf import settings
+from django_pgqueue.listener import Ear, listener_of
+from django_pgqueue.workers import ConnectionGuard
+
+logger = logging.getLogger("django_pgqueue")
+
+# How many messages a subscription keeps for a slow subscriber, unless it asks for another number, and
+# how many characters of JSON at the most (one message is always kept).
+BUFFER = 1_000
+BUFFER_CHARACTERS = 64 * 1024 * 1024
+# Seconds for which subscribing waits until it is heard; while the database is away it goes on without.
+HEARD_WITHIN = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMessage:
+    """One message of a topic, as live subscribers get it. Nobody settles it."""
+
+    id: UUID
+    topic: str
+    payload: Any
+    headers: dict[str, Any]
+
+
+class Subscription:
+    """
+    One live subscriber, from ``open()`` to ``close()``. ``dropped`` counts what was lost here.
+
+    ``wake`` is called in the listener's thread whenever there may be something to take.
+    """
+
+    def __init__(self, topic: str, using: str, buffer: int, wake: Callable[[], object]) -> None:
+        self.topic = topic
+        self.using = using
+        self.dropped = 0
+        self._most = buffer
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._contents: deque[str] = deque()
+        self._characters = 0
+        self._is_lagging = False
+        self._was_connected = False
+        self._closed = threading.Event()
+        self._alias = settings.LISTEN_DATABASE or using
+        self._listener = listener_of(self._alias)
+        self._ear = Ear({services.topic_channel(topic): self._receive})
+
+    def open(self) -> None:
+        """Begin to listen, soon."""
+        self._listener.add(self._ear)
+
+    def close(self) -> None:
+        """End it. What is buffered is dropped."""
+        self._closed.set()
+        self._listener.remove(self._ear)
+        self._wake()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close()`` was called."""
+        return self._closed.is_set()
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether messages arrive at present: not before the first connect, nor while the database is away."""
+        return self._ear.listening.is_set()
+
+    def wait_until_listening(self, timeout: float) -> bool:
+        """Wait for that, at most ``timeout`` seconds. Returns whether it is so."""
+        return self._ear.listening.wait(timeout)
+
+    def take(self) -> TopicMessage | None:
+        """Return the oldest message, or None where there is none, or none any more."""
+        while True:
+            with self._lock:
+                if not self._contents or self.is_closed:
+                    self._is_lagging = False
+                    return None
+                content = self._contents.popleft()
+                self._characters -= len(content)
+            try:
+                decoded = json.loads(content)
+                return TopicMessage(UUID(decoded["id"]), self.topic, decoded["payload"], decoded["headers"])
+            except (ValueError, TypeError, KeyError, RecursionError):
+                # Anybody may notify the channel.
+                logger.debug("notification is not a message topic=%s", self.topic)
+
+    def _receive(self, notification: str | None) -> None:
+        if notification is None:
+            if self._was_connected:
+                self._lagged("disconnected", None)
+            self._was_connected = True
+            self._wake()
+            return
+        try:
+            content = _read(notification, self._alias)
+        except ValueError:
+            logger.debug("notification is not a message topic=%s", self.topic)
+            return
+        if content is None:
+            self.dropped += 1
+            self._lagged("expired", 1)
+            return
+        self._put(content)
+        self._wake()
+
+    def _put(self, content: str) -> None:
+        dropped = 0
+        with self._lock:
+            self._contents.append(content)
+            self._characters += len(content)
+            while len(self._contents) > self._most or (
+                self._characters > BUFFER_CHARACTERS and len(self._contents) > 1
+            ):
+                self._characters -= len(self._contents.popleft())
+                dropped += 1
+            self.dropped += dropped
+            is_new = bool(dropped) and not self._is_lagging
+            self._is_lagging = self._is_lagging or bool(dropped)
+        if is_new:
+            # Once until it has caught up: a dead subscriber must not flood the log.
+            self._lagged("full", dropped)
+
+    def _lagged(self, reason: str, dropped: int | None) -> None:
+        signals.subscription_lagged.send_robust(self.topic, using=self.using, reason=reason, dropped=dropped)
+
+
+# The last body that was read, by its notification: several subscriptions of a process get the same
+# notification one after the other, in the listener's thread.
+_last_read = threading.local()
+
+
+def _read(notification: str, alias: str) -> str | None:
+    if getattr(_last_read, "notification", None) != notification:
+        _last_read.content = services.read_notification(notification, alias)
+        _last_read.notification = notification
+    content: str | None = _last_read.content
+    return content
+
+
+def subscribe(topic: str, using: str, callback: Callable[[TopicMessage], object], buffer: int) -> Subscription:
+    """Call ``callback`` for each message, in a thread of the subscription's own, until it is closed."""
+    arrived = threading.Event()
+    subscription = Subscription(topic, using, buffer, arrived.set)
+
+    def deliver() -> None:
+        guard = ConnectionGuard()
+        while not subscription.is_closed:
+            # Cleared before looking, so that what comes after the look is not slept through.
+            arrived.clear()
+            while message := subscription.take():
+                guard.before(0)
+                try:
+                    callback(message)
+                except Exception:
+                    logger.exception("subscriber failed topic=%s id=%s", topic, message.id)
+                guard.after()
+            arrived.wait()
+        guard.close()
+
+    threading.Thread(target=deliver, name=f"pgqueue topic {topic}", daemon=True).start()
+    subscription.open()
+    if not subscription.wait_until_listening(HEARD_WITHIN):
+        logger.warning("subscribed, but not connected yet topic=%s", topic)
+    return subscription
+
+
+class LiveMessages:
+    """
+    The messages of a topic, for ``async for``. Begins to listen at the first step.
+
+    ``async with`` begins before its block does, so that nothing which is published in it is missed.
+    """
+
+    def __init__(self, topic: str, using: str, buffer: int) -> None:
+        self._arguments = topic, using, buffer
+        self._arrived = asyncio.Event()
+        self._subscription: Subscription | None = None
+
+    async def __aenter__(self) -> Self:
+        subscription = self._open()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEARD_WITHIN):
+                while not subscription.is_listening:
+                    self._arrived.clear()
+                    if not subscription.is_listening:
+                        await self._arrived.wait()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TopicMessage:
+        subscription = self._open()
+        while not subscription.is_closed:
+            self._arrived.clear()
+            if message := subscription.take():
+                return message
+            await self._arrived.wait()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Stop listening; an iteration that waits ends."""
+        self._open().close()
+
+    @property
+    def dropped(self) -> int:
+        """How many messages were lost here."""
+        return self._subscription.dropped if self._subscription else 0
+
+    def _open(self) -> Subscription:
+        if self._subscription is None:
+            loop, arrived = asyncio.get_running_loop(), self._arrived
+
+            def wake() -> None:
+                # Closed: its loop ended, and nobody waits any more.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(arrived.set)
+
+            self._subscription = Subscription(*self._arguments, wake)
+            # A loop that is left by break or cancelled drops this object, and says nothing.
+            finalize(self, self._subscription.close)
+            self._subscription.open()
+        return self._subscription

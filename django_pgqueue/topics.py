@@ -1,0 +1,108 @@
+"""``Topic``: one message for many, live subscribers and bound queues alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.apps import apps
+
+from django_pgqueue import services, subscriptions
+from django_pgqueue.conf import database_alias, settings
+from django_pgqueue.message import encode, encode_headers
+from django_pgqueue.queues import Queue, Seconds
+from django_pgqueue.subscriptions import LiveMessages, Subscription, TopicMessage
+from django_pgqueue.validation import check_count, check_name, check_ttl
+
+
+class Topic:
+    """
+    A topic. It has no row: publishing to one that nobody listens to is no error.
+
+    ``name``: see ``check_name``. ``using``: database alias. Making one runs no SQL. Raises
+    ``InvalidQueueName``.
+    """
+
+    def __init__(self, name: str, *, using: str | None = None) -> None:
+        self.name = check_name(name)
+        self._using = using
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name!r}>"
+
+    @property
+    def using(self) -> str:
+        """The alias of the database that carries this topic."""
+        return database_alias(self._using)
+
+    def publish(
+        self, payload: Any, *, headers: Mapping[str, Any] | None = None, ttl: Seconds | None = None
+    ) -> list[int]:
+        """
+        Publish a message to all subscribers, and return the ids of its copies on bound queues.
+
+        Every bound queue gets a copy, or, when this raises or the transaction is rolled back, none
+        does. ``ttl``: seconds after which the copies expire (``math.inf``: never; None: as the queue
+        was declared). A bound auto-deleted queue that was idle for ``REAP_IDLE_AFTER`` is left out.
+        Live subscribers get the message once it is committed, whatever its size, and at most once:
+        one that is not connected then misses it.
+
+        Inside ``atomic()`` all of it is part of the transaction. Raises ``PayloadError`` or
+        ``ValueError`` before any SQL is sent.
+        """
+        most = settings.MAX_PAYLOAD_BYTES
+        return services.publish_to_topic(
+            self.name, encode(payload, most), encode_headers(headers, most), check_ttl(ttl), self.using
+        )
+
+    async def apublish(self, payload: Any, **options: Any) -> list[int]:
+        """See ``publish()``. Runs in Django's thread for synchronous code, on its connection."""
+        return await sync_to_async(self.publish)(payload, **options)
+
+    def subscribe(
+        self, callback: Callable[[TopicMessage], object], *, buffer: int = subscriptions.BUFFER
+    ) -> Subscription:
+        """
+        Call ``callback`` for each message from now on, until the subscription is closed.
+
+        In a thread of its own, one message after the other; what it raises is logged. While it is
+        busy up to ``buffer`` messages wait; beyond that the oldest are dropped, and the signal
+        ``subscription_lagged`` tells. All subscriptions of a process share one connection. Returns
+        when messages arrive, or after ten seconds if the database is away.
+        """
+        if not callable(callback):
+            raise ValueError(f"{callback!r} is not callable, so it cannot subscribe to topic {self.name!r}")
+        return subscriptions.subscribe(self.name, self.using, callback, check_count(buffer, "buffer"))
+
+    def listen(self, *, buffer: int = subscriptions.BUFFER) -> LiveMessages:
+        """
+        Return the messages for ``async for``, from its first step on.
+
+        ``async with topic.listen() as messages`` listens from there on. ``buffer`` as ``subscribe()``.
+        """
+        return LiveMessages(self.name, self.using, check_count(buffer, "buffer"))
+
+    def bind(self, queue: Queue) -> None:
+        """
+        Let a queue get a copy of each message, expiring as the queue's own messages do.
+
+        Where queues are declared (while Django starts) this is a declaration too: the binding is
+        written when the queue is declared. Later it declares the queue and writes the binding at
+        once, inside a transaction as part of it. It ends by ``unbind()``, and with a queue that is
+        reaped; the process that bound it binds it again when it declares it.
+        """
+        if queue.using != self.using:
+            raise ValueError(f"{queue!r} is on database {queue.using!r}, {self!r} on {self.using!r}")
+        queue.add_binding(self.name)
+        if apps.ready:
+            queue.declare()
+
+    def unbind(self, queue: Queue) -> bool:
+        """
+        End that. Returns whether the queue was bound; messages that it has stay.
+
+        Waits for publishers that are just putting messages there.
+        """
+        queue.remove_binding(self.name)
+        return services.unbind(self.name, queue.name, self.using)
