@@ -159,15 +159,17 @@ class Listener:
     def _receive(self, raw: psycopg.Connection[Any]) -> None:
         ears: tuple[Ear, ...] = ()
         receivers: dict[str, list[Receive]] = {}
+        heard: list[psycopg.Notify] = []
         proven = time.monotonic()
         while self._is_needed():
             if self._ears is not ears:
                 ears, receivers = self._listen_to_changed(raw, self._ears, receivers)
-            # To the end of the generator: leaving it early would lose the rest of the batch, and while it
-            # runs the connection is taken, which a receiver may need.
-            for notify in list(raw.notifies(timeout=TICK, stop_after=1)):
+            for notify in heard:
                 for receive in receivers.get(notify.channel, ()):
                     _call(receive, notify.payload)
+            # To the end of the generator: leaving it early would lose the rest of the batch, and while it
+            # runs the connection is taken, which a receiver may need.
+            heard = list(raw.notifies(timeout=TICK, stop_after=1))
             if time.monotonic() - proven > LIVENESS_INTERVAL:
                 raw.execute("SELECT 1")
                 proven = time.monotonic()

@@ -573,7 +573,8 @@ def publish_to_topic(topic: str, payload: str, headers: str, ttl: float | None, 
     connection = connections[using]
     content = f'{{"id":"{uuid4()}","payload":{payload},"headers":{headers}}}'
     fits = len(content.encode()) + 1 <= MAX_NOTIFICATION_BYTES
-    _warn_of_other_transaction(connection)
+    if connection.get_autocommit():
+        _warn_of_other_transaction(connection)
     with connection.cursor() as cursor:
         cursor.execute(
             sql.PUBLISH_TO_TOPIC,

@@ -1,6 +1,7 @@
 """Claiming: what is taken, in which order, how much, and what is set aside on the way."""
 
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import transaction
@@ -49,7 +50,7 @@ def test_a_claim_leases_the_message_and_counts_the_delivery() -> None:
     assert after["lease_token"] == message.token
     assert after["lease_expires_at"] == message.lease_expires_at
     assert after["delivery_count"] == 1
-    changed = {"lease_token", "lease_expires_at", "delivery_count"}
+    changed = {"lease_token", "lease_expires_at", "leased_by", "delivery_count"}
     assert {key for key in after if after[key] != before[key]} == changed
     ((left,),) = fetch("SELECT extract(epoch FROM %s - statement_timestamp())", [message.lease_expires_at])
     assert 25 < left <= 30
@@ -259,7 +260,7 @@ def test_a_caller_who_wants_no_suspects_is_told_of_one() -> None:
     queue = Queue("q")
     queue.publish(1)
     suspect = make_message("q", lease=-1)
-    found = claim(queue.declaration, "default", limit=10, lease=60, suspects=False)
+    found = claim(queue.declaration, "default", limit=10, lease=60, consumer=uuid4(), suspects=False)
     assert [message.payload for message in found.messages] == [1]
     assert found.suspect_met
     assert state(suspect.pk)["delivery_count"] == 1

@@ -153,7 +153,7 @@ def test_a_publish_wakes_the_consumer(slow_poll: None) -> None:
     queue = Queue("q")
     seen: list[Any] = []
     with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])) as consumer:
-        wait_until(lambda: consumer._listener.listening)
+        wait_until(lambda: consumer._ear.listening.is_set())
         for number in range(5):
             time.sleep(0.15)  # Let it fall asleep again.
             queue.publish(number)
@@ -165,7 +165,7 @@ def test_a_burst_that_is_notified_once_is_handled_whole(slow_poll: None) -> None
     queue = Queue("q")
     seen: list[Any] = []
     with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])) as consumer:
-        wait_until(lambda: consumer._listener.listening)
+        wait_until(lambda: consumer._ear.listening.is_set())
         for _ in range(10):
             time.sleep(0.1)
             before = len(seen)
@@ -185,7 +185,7 @@ def test_a_wake_up_during_the_last_look_is_not_lost(slow_poll: None, monkeypatch
 
     def look(name: str, using: str) -> services.Look:
         found = real_look(name, using)
-        if consumer._listener.listening and not published.is_set():
+        if consumer._ear.listening.is_set() and not published.is_set():
             queue.publish("in between")
             # What the listener's thread does when the notification arrives.
             consumer._wake("q")
@@ -205,7 +205,7 @@ def test_a_delayed_message_is_handled_when_it_is_due(slow_poll: None) -> None:
     queue = Queue("q")
     seen: list[Any] = []
     with consuming(Consumer([queue.make_handler(lambda message: seen.append(time.monotonic()))])) as consumer:
-        wait_until(lambda: consumer._listener.listening)
+        wait_until(lambda: consumer._ear.listening.is_set())
         began = time.monotonic()
         queue.publish("now", delay=0.6)
         wait_until(lambda: seen, 5)

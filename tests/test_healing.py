@@ -103,7 +103,8 @@ def test_healing_in_autocommit_is_one_statement_after_the_failed_insert():
     with CaptureQueriesContext(connection) as queries:
         queue.publish({"n": 1})
     writes = [query["sql"] for query in queries if "INSERT" in query["sql"]]
-    assert len(writes) == 2
+    # The third tells why it was gone.
+    assert len(writes) == 3
     assert "INSERT INTO django_pgqueue_messagequeue\n" in writes[1]
     assert "INSERT INTO django_pgqueue_messagequeueitem" in writes[1]
 
@@ -316,7 +317,7 @@ def test_a_standing_queue_is_declared_where_the_cache_is_cold_or_stale(publish, 
     with block():
         publish(queue, {"n": 2})
     assert told[1:] == [("healed", "orders", True)]
-    assert "queue healed queue=orders using=default standing=True" in caplog.text
+    assert "queue healed queue=orders using=default cause=vanished standing=True" in caplog.text
     assert MessageQueue.objects.get(name="orders").max_deliveries == 7
     assert payloads("orders") == [{"n": 2}]
 

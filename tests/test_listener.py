@@ -1,6 +1,5 @@
 """The listener: one connection a process, which hears, comes back, and is never in a transaction."""
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ import pytest
 from django.db import transaction
 
 from django_pgqueue import Queue, services
-from django_pgqueue.listener import Listener
+from django_pgqueue.listener import Ear, Receive, listener_of
 from tests.support import connect, payloads, wait_until
 from tests.testapp.models import Seen
 from tests.workers import worker
@@ -36,30 +35,33 @@ def terminate(pid: int) -> None:
 
 @contextmanager
 def listening(*names: str) -> Iterator[list[str | None]]:
-    """Run a listener in a thread. Gives the list of what it heard."""
+    """Listen to queues' channels. Gives the list of what was heard: None for each of them at a connect."""
     heard: list[str | None] = []
-    stop = threading.Event()
-    listener = Listener("default", {services.channel(name): name for name in names}, heard.append)
-    thread = threading.Thread(target=listener.run, args=[stop])
-    thread.start()
+    ear = Ear({services.channel(name): receiver(heard, name) for name in names})
+    listener = listener_of("default")
+    listener.add(ear)
     try:
-        wait_until(lambda: listener.listening)
+        wait_until(lambda: ear.listening.is_set() and len(heard) == len(names))
         yield heard
     finally:
-        stop.set()
-        thread.join()
-    assert not listener.listening
+        listener.remove(ear)
+    assert not ear.listening.is_set()
+    wait_until(lambda: not listeners())
+
+
+def receiver(heard: list[str | None], name: str) -> Receive:
+    return lambda text: heard.append(None if text is None else name)
 
 
 def test_a_notification_names_the_queue() -> None:
     """Each wake-up is for the queue that was published to; at the start all are looked at."""
     with listening("a", "b") as heard:
-        assert heard == [None]
+        assert heard == [None, None]
         Queue("b").publish(1)
-        wait_until(lambda: heard == [None, "b"])
+        wait_until(lambda: heard == [None, None, "b"])
         Queue("other").publish(1)
         Queue("a").publish(1)
-        wait_until(lambda: heard == [None, "b", "a"])
+        wait_until(lambda: heard == [None, None, "b", "a"])
 
 
 @pytest.mark.parametrize("name", ["q" * 250, "Größe/ünïcödé-" * 5, 'quote"s and spaces', "UPPER"])
@@ -67,7 +69,7 @@ def test_every_queue_name_has_a_channel(name: str) -> None:
     """Names that do not fit a channel's 63 bytes, or that need quoting, are heard as well."""
     with listening(name, name[:-1] + "x") as heard:
         Queue(name).publish(1)
-        wait_until(lambda: heard == [None, name])
+        wait_until(lambda: heard == [None, None, name])
 
 
 def test_a_message_inside_a_transaction_is_heard_after_the_commit() -> None:
@@ -78,6 +80,26 @@ def test_a_message_inside_a_transaction_is_heard_after_the_commit() -> None:
             time.sleep(0.2)  # A wake-up would come at once.
             assert heard == [None]
         wait_until(lambda: heard == [None, "q"])
+
+
+def test_all_users_of_a_process_share_one_connection() -> None:
+    """Ears come and go over one LISTEN session; each hears its own channels, and all of a shared one."""
+    with listening("a") as first:
+        ((pid, *_),) = listeners()
+        second: list[str | None] = []
+        ear = Ear({services.channel(name): receiver(second, name) for name in ("a", "b")})
+        listener_of("default").add(ear)
+        wait_until(lambda: second == [None, None])
+        assert [row[0] for row in listeners()] == [pid]
+        Queue("b").publish(1)
+        Queue("a").publish(1)
+        wait_until(lambda: second[2:] == ["b", "a"] and first == [None, "a"])
+        listener_of("default").remove(ear)
+        time.sleep(0.06)  # A wake-up within NOTIFY_INTERVAL is not sent again.
+        Queue("a").publish(1)
+        wait_until(lambda: first == [None, "a", "a"])
+        assert second == [None, None, "b", "a"]
+        assert [row[0] for row in listeners()] == [pid]
 
 
 def test_the_listener_comes_back_and_asks_for_a_look() -> None:

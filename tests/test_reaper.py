@@ -333,7 +333,7 @@ def test_a_dry_run_tells_what_would_go_and_changes_nothing(capsys):
     assert before == (list(MessageQueueItem.objects.order_by("id").values()), list(MessageQueue.objects.values()))
     call_command("reap_queues", format="json")
     assert json.loads(capsys.readouterr().out) == told
-    assert told == {"expired": 1, "dead_lettered": 1, "adopted": 1, "queues": ["tmp"]}
+    assert told == {"expired": 1, "dead_lettered": 1, "adopted": 1, "bodies": 0, "events": 0, "queues": ["tmp"]}
 
 
 def test_the_cron_run_says_nothing_where_nothing_was_done(capsys):

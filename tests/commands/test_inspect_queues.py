@@ -60,7 +60,7 @@ def test_text_is_a_table(queues: None, capsys: pytest.CaptureFixture[str]) -> No
     assert header.split()[:7] == ["queue", "ready", "delayed", "leased", "dead", "expired", "orphaned"]
     assert [row.split()[0] for row in rows] == ["gone", "idle", "q"]
     assert "no row" in rows[0]
-    assert rows[1].split()[-2:] == ["2.0h", "yes"]
+    assert rows[1].split()[-5:] == ["2.0h", "-", "0", "0", "reapable"]
     assert rows[2].split()[1:8] == ["2", "1", "1", "1", "1", "0", "2.0m"]
 
 
