@@ -176,6 +176,7 @@ def subscribe(topic: str, using: str, callback: Callable[[TopicMessage], object]
 
     def deliver() -> None:
         guard = ConnectionGuard()
+        guard.watch()
         while not subscription.is_closed:
             # Cleared before looking, so that what comes after the look is not slept through.
             arrived.clear()

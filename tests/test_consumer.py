@@ -188,7 +188,7 @@ def test_a_wake_up_during_the_last_look_is_not_lost(slow_poll: None, monkeypatch
         if consumer._ear.listening.is_set() and not published.is_set():
             queue.publish("in between")
             # What the listener's thread does when the notification arrives.
-            consumer._wake("q")
+            consumer._receiver(consumer._lanes[0])("")
             published.set()
         return found
 
