@@ -7,8 +7,10 @@ last; a child made by fork has one of its own.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -28,21 +30,15 @@ logger = logging.getLogger("django_pgqueue")
 # alive.
 TICK = 0.25
 LIVENESS_INTERVAL = 30.0
+# Seconds that the server has for that.
+LIVENESS_TIMEOUT = 10.0
 
 # Seconds: how long a notification through a pooler may take, and when one that was not heard is sent again.
 PROOF_TIMEOUT = 2.0
 PROOF_INTERVAL = 300.0
 
-# A half-open connection never reports an error by itself; these let the kernel give it up.
-KEEPALIVE = {
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 20_000,
-}
-
-#: Called in the listener's thread with the text of a notification. None: a (re)connect; what was sent
-#: before it is lost.
+#: Called in the listener's thread with the text of a notification. None: listening began or ended; what
+#: was sent before it began is lost.
 Receive = Callable[[str | None], None]
 
 
@@ -96,24 +92,25 @@ class Listener:
                 with own_connection(self.alias, "listener"):
                     self._listen(outage)
             except (*DATABASE_FAULTS, psycopg.Error) as error:
+                pause = outage.failed(error)
                 self._stop_listening()
-                self._wait(outage.failed(error))
-            finally:
-                self._stop_listening()
+                self._wait(pause)
 
     def _stop_listening(self) -> None:
         for ear in self._ears:
-            ear.listening.clear()
+            if ear.listening.is_set():
+                ear.listening.clear()
+                # Who sleeps until the next poll polls more often from now on.
+                for receive in ear.channels.values():
+                    _call(receive, None)
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while self._ears and time.monotonic() < until:
-            time.sleep(min(TICK, seconds))
+        while self._ears and (left := until - time.monotonic()) > 0:
+            time.sleep(min(TICK, left))
 
     def _listen(self, outage: Outage) -> None:
         wrapper = connections[self.alias]
-        for option, value in KEEPALIVE.items():
-            wrapper.settings_dict["OPTIONS"].setdefault(option, value)
         wrapper.connect()
         raw: psycopg.Connection[Any] = wrapper.connection
         if not is_direct(raw) and not self._hears(raw):
@@ -121,8 +118,6 @@ class Listener:
             outage.recovered()
             self._poll_only()
             return
-        # A listener is idle by trade; a server-wide limit on idle sessions must not end it.
-        raw.execute("SET idle_session_timeout = 0")
         outage.recovered()
         self._receive(raw)
 
@@ -171,7 +166,7 @@ class Listener:
             # runs the connection is taken, which a receiver may need.
             heard = list(raw.notifies(timeout=TICK, stop_after=1))
             if time.monotonic() - proven > LIVENESS_INTERVAL:
-                raw.execute("SELECT 1")
+                prove_alive(raw)
                 proven = time.monotonic()
 
     def _listen_to_changed(
@@ -191,6 +186,29 @@ class Listener:
                 for receive in ear.channels.values():
                     _call(receive, None)
         return ears, receivers
+
+
+def prove_alive(raw: psycopg.Connection[Any]) -> None:
+    """
+    Have the server answer, or raise.
+
+    Behind a middlebox that keeps the connection and carries nothing, the kernel is content and the answer
+    never comes. Only the end of the socket ends that wait, so that comes after LIVENESS_TIMEOUT.
+    """
+
+    def hang_up() -> None:
+        # Already closed: the answer came at the last moment.
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+    with socket.socket(fileno=os.dup(raw.fileno())) as end:
+        timer = threading.Timer(LIVENESS_TIMEOUT, hang_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            raw.execute("SELECT 1")
+        finally:
+            timer.cancel()
 
 
 def _call(receive: Receive, text: str | None) -> None:

@@ -36,6 +36,16 @@ REFUSED = re.compile(
 # How often a loop runs a statement before it is prepared: psycopg's own default.
 PREPARE_THRESHOLD = 5
 
+# A peer that is gone without a word reports no error by itself; these let the kernel give it up. What
+# OPTIONS says wins.
+PATIENCE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+
 # The connections of loops, open or not.
 _own: WeakSet[BaseDatabaseWrapper] = WeakSet()
 
@@ -45,10 +55,12 @@ def dedicated_connection(alias: str, purpose: str) -> BaseDatabaseWrapper:
     Return a new, unopened connection to ``alias`` that comes from no pool.
 
     A pooled one would keep LISTENing after it was given back, or be missing when a small pool is
-    used up by handlers. Test database names, engine subclasses and OPTIONS are honoured.
+    used up by handlers. It is in autocommit. Test database names, engine subclasses and OPTIONS are honoured.
     """
     connection = connections[alias].copy()
-    options = connection.settings_dict.setdefault("OPTIONS", {})
+    # A project that commits by hand does not do so here: each statement would begin a transaction.
+    connection.settings_dict["AUTOCOMMIT"] = True
+    options = connection.settings_dict["OPTIONS"] = {**PATIENCE, **connection.settings_dict.get("OPTIONS", {})}
     options.pop("pool", None)
     options["application_name"] = f"django_pgqueue {purpose}"
     return connection
@@ -89,6 +101,8 @@ def _prepare_statements(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
         # Nor is a plan that is made once and runs for a millisecond worth compiling.
         cursor.execute("SET enable_seqscan = off")
         cursor.execute("SET jit = off")
+        # Between two beats or looks it is idle by trade: each time a loss, a return, and a late wake-up.
+        cursor.execute("SET idle_session_timeout = 0")
 
 
 def is_direct(raw: psycopg.Connection[Any]) -> bool:

@@ -118,6 +118,8 @@ class Subscription:
 
     def _receive(self, notification: str | None) -> None:
         if notification is None:
+            if not self.is_listening:
+                return
             if self._was_connected:
                 self._lagged("disconnected", None)
             self._was_connected = True

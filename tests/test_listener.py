@@ -35,7 +35,7 @@ def terminate(pid: int) -> None:
 
 @contextmanager
 def listening(*names: str) -> Iterator[list[str | None]]:
-    """Listen to queues' channels. Gives the list of what was heard: None for each of them at a connect."""
+    """Listen to queues' channels. Gives the list of what was heard: None for each when listening begins or ends."""
     heard: list[str | None] = []
     ear = Ear({services.channel(name): receiver(heard, name) for name in names})
     listener = listener_of("default")
@@ -107,9 +107,10 @@ def test_the_listener_comes_back_and_asks_for_a_look() -> None:
     with listening("q") as heard:
         ((pid, *_),) = listeners()
         terminate(pid)
-        wait_until(lambda: heard == [None, None])
+        # Told when it became deaf, and when it hears again.
+        wait_until(lambda: heard == [None, None, None])
         Queue("q").publish(1)
-        wait_until(lambda: heard == [None, None, "q"])
+        wait_until(lambda: heard == [None, None, None, "q"])
 
 
 def test_the_listener_is_never_in_a_transaction() -> None:
