@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import re
 import threading
@@ -113,6 +114,29 @@ def is_direct(raw: psycopg.Connection[Any]) -> bool:
     """
     row = raw.execute("SELECT pg_backend_pid()").fetchone()
     return row is not None and row[0] == raw.info.backend_pid
+
+
+# What a forked child got from its parent. Kept: when it is collected it complains of not being closed.
+_inherited: list[object] = []
+
+
+def _forget_inherited() -> None:
+    """
+    Let a forked child make connections of its own.
+
+    Two processes that speak on one connection get each other's answers, and closing it in the child would
+    close the parent's. Django does not notice a fork.
+    """
+    for connection in connections.all(initialized_only=True):
+        _inherited.append(connection)
+        del connections[connection.alias]
+        pools = getattr(connection, "_connection_pools", None)
+        if pools:
+            _inherited.append(dict(pools))
+            pools.clear()
+
+
+os.register_at_fork(after_in_child=_forget_inherited)
 
 
 class Outage:
