@@ -32,6 +32,10 @@ def main(part: str, *arguments: str) -> None:
         from tests.chaos import publisher
 
         publisher.main(*arguments)
+    elif part == "subscribe":
+        from tests.chaos import subscriber
+
+        subscriber.main()
     else:
         from django.core.management import execute_from_command_line
 

@@ -181,7 +181,7 @@ class Injector:
         self._idle_sessions += 1
         key = f"idle/{self._idle_sessions}"
         payload = {"key": key, "sent": time.monotonic(), "delay": 0, "fate": "handle"}
-        self.notes.add("trying", keys=[key], delay=0, fates=["handle"], brief=False)
+        self.notes.add("trying", keys=[key], delay=0, fates=["handle"], brief=False, topic=False)
         session = None
 
         def publish(admin: psycopg.Connection[Any]) -> dict[str, Any]:

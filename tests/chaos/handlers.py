@@ -6,11 +6,13 @@ The payload says what else is to become of it: `fate` is "fail" (at the first de
 
 import os
 import time
+from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import connection
+from django.db import DatabaseError, InterfaceError, connection
 
 from django_pgqueue import Message, Reject
+from tests.chaos.plan import LIVE
 
 # Seconds that handling takes, so that consumers hold messages when a fault comes.
 WORK = 0.02
@@ -50,6 +52,16 @@ def handle(message: Message) -> None:
 def handle_slowly(message: Message) -> None:
     time.sleep(SLOW_WORK)
     handle(message)
+
+
+def hear(message: Any) -> None:
+    """Do the same for a live message, as far as the database is there: nobody gives it again."""
+    try:
+        with connection.cursor() as cursor:
+            payload = message.payload
+            cursor.execute(INSERT, [0, payload["key"], LIVE, os.getpid(), payload["sent"], time.monotonic()])
+    except (DatabaseError, InterfaceError):
+        connection.close()
 
 
 async def handle_async(message: Message) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
@@ -27,6 +28,10 @@ POOLED = "chaos.pooled"
 # What expires there goes to a dead-letter queue, where the ledger finds it.
 BRIEF, BRIEF_TTL, EXPIRED = "chaos.brief", 1.0, "chaos.brief.expired"
 STEADY = (LATE, ATOMIC, AUTO, AUTO_ATOMIC)
+# Each of these gets a copy of what is published to the topic; its live subscribers note it under LIVE.
+HAS_TOPICS = find_spec("django_pgqueue.topics") is not None
+TOPIC, BOUND = "chaos.topic", ("chaos.bound", "chaos.bound.auto") if HAS_TOPICS else ()
+LIVE = "live"
 
 # Seconds between the recovery from one fault and the next fault.
 GAP = (0.3, 1.5)
@@ -56,10 +61,12 @@ def roles(*, has_pooler: bool) -> list[Role]:
     found = [
         Role("publisher0", "publish", (*STEADY, BRIEF)),
         Role("publisher1", "publish", (*STEADY, BRIEF)),
-        Role("consumer0", "consume_queues", (*STEADY, BRIEF, *consume)),
-        Role("consumer1", "consume_queues", (*STEADY, BRIEF, *consume)),
+        Role("consumer0", "consume_queues", (*STEADY, *BOUND, BRIEF, *consume)),
+        Role("consumer1", "consume_queues", (*STEADY, *BOUND, BRIEF, *consume)),
         Role("reaper0", "reap_queues", ("--interval", str(REAP_INTERVAL))),
     ]
+    if HAS_TOPICS:
+        found += [Role("subscriber0", "subscribe"), Role("subscriber1", "subscribe", is_pooled=has_pooler)]
     if has_pooler:
         found += [
             Role("publisher2", "publish", (POOLED, POOLED, *STEADY), is_pooled=True),
@@ -67,11 +74,6 @@ def roles(*, has_pooler: bool) -> list[Role]:
             Role("consumer3", "consume_queues", (POOLED, *consume), is_pooled=True),
         ]
     return found
-
-
-def recovering(*, has_pooler: bool) -> list[str]:
-    """Return the queues on which messages have to be handled again before a fault counts as over."""
-    return [*STEADY, *([POOLED] if has_pooler else [])]
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,14 @@ class Plan:
         return roles(has_pooler=self.has_pooler)
 
     @property
-    def recovering(self) -> list[str]:
-        return recovering(has_pooler=self.has_pooler)
+    def queues(self) -> list[str]:
+        """The queues whose rows are deleted, and on which messages have to be handled again before a fault is over."""
+        return [*STEADY, *BOUND, *([POOLED] if self.has_pooler else [])]
+
+    @property
+    def places(self) -> list[str]:
+        """What the handlers' rows name: the queues, and the live subscribers."""
+        return [*self.queues, *([LIVE] if HAS_TOPICS else [])]
 
     @property
     def kinds(self) -> list[str]:
@@ -129,7 +137,7 @@ def _sessions(rng: random.Random, plan: Plan) -> dict[str, Any]:
 
 def _workers(rng: random.Random, plan: Plan) -> list[str]:
     """Return one consumer (each queue has another one), and now and then somebody else too."""
-    others = [rng.choice(plan.names("publisher", "reaper"))] if rng.random() < 0.5 else []
+    others = [rng.choice(plan.names("publisher", "subscriber", "reaper"))] if rng.random() < 0.5 else []
     return [rng.choice(plan.names("consumer")), *others]
 
 
@@ -142,12 +150,12 @@ def _stop(rng: random.Random, plan: Plan) -> dict[str, Any]:
 
 
 def _delete_queues(rng: random.Random, plan: Plan) -> dict[str, Any]:
-    queues = plan.recovering
-    return {"queues": rng.sample(queues, rng.randint(1, 2))}
+    return {"queues": rng.sample(plan.queues, rng.randint(1, 2))}
 
 
 def _shift_clock(rng: random.Random, plan: Plan) -> dict[str, Any]:
     victims = [rng.choice(plan.names(kind)) for kind in ("publisher", "consumer", "reaper")]
+    victims += [rng.choice(names) for names in [plan.names("subscriber")] if names]
     return {"shifts": {name: rng.choice(SHIFTS) for name in victims}}
 
 

@@ -16,7 +16,7 @@ from django.db import DatabaseError, InterfaceError, connection, transaction
 from django_pgqueue import Queue, QueueNotFound
 from tests.chaos.notes import Notes
 from tests.chaos.plan import BRIEF
-from tests.chaos.queues import QUEUES
+from tests.chaos.queues import QUEUES, TOPIC
 
 # Seconds between two publishes, and after one that failed.
 PACE = (0.01, 0.08)
@@ -24,6 +24,8 @@ PAUSE = 0.1
 # The longest delay, in seconds, and the largest batch.
 LONGEST_DELAY = 1.5
 LARGEST = 20
+# Bytes that fit into no notification.
+LARGE = 10_000
 
 
 class Undone(Exception):
@@ -48,6 +50,8 @@ class Publisher:
             self.rolled_back: 5,
             self.delayed: 7,
         }
+        if TOPIC:
+            self.ways.update({self.to_topic: 15, self.to_topic_in_transaction: 5, self.to_topic_rolled_back: 3})
 
     def stop(self, *signal: object) -> None:
         # No event: the signal may have interrupted this thread inside that event's lock.
@@ -112,6 +116,24 @@ class Publisher:
         payload = self.payload(delay=delay)
         self.attempt(queue, [payload], lambda: [queue.publish(payload, delay=delay)])
 
+    def to_topic(self) -> None:
+        payload = self.padded()
+        self.attempt(None, [payload], lambda: TOPIC.publish(payload))
+
+    def to_topic_in_transaction(self) -> None:
+        payload = self.padded()
+        self.attempt(None, [payload], transaction.atomic(lambda: TOPIC.publish(payload)))
+
+    def to_topic_rolled_back(self) -> None:
+        payload = self.padded()
+
+        @transaction.atomic
+        def publish() -> list[int]:
+            TOPIC.publish(payload)
+            raise Undone
+
+        self.attempt(None, [payload], publish)
+
     # --- What they share ---
 
     def queue(self) -> Queue:
@@ -125,15 +147,22 @@ class Publisher:
     def payloads(self) -> list[dict[str, Any]]:
         return [self.payload() for _ in range(random.randint(2, LARGEST))]
 
-    def attempt(self, queue: Queue, payloads: Sequence[dict[str, Any]], publish: Callable[[], list[int]]) -> None:
-        """Publish, with a note before and after. All or none of the messages are stored."""
+    def padded(self) -> dict[str, Any]:
+        """Return a payload that is too large for a notification now and then."""
+        return {**self.payload(), "padding": "x" * (LARGE if random.random() < 0.2 else 0)}
+
+    def attempt(
+        self, queue: Queue | None, payloads: Sequence[dict[str, Any]], publish: Callable[[], list[int]]
+    ) -> None:
+        """Publish to a queue or (None) the topic, with a note before and after. All or nothing is stored."""
         keys = [payload["key"] for payload in payloads]
         self.notes.add(
             "trying",
             keys=keys,
             delay=payloads[0]["delay"],
             fates=[payload["fate"] for payload in payloads],
-            brief=queue.name == BRIEF,
+            brief=queue is not None and queue.name == BRIEF,
+            topic=queue is None,
         )
         try:
             ids = publish()

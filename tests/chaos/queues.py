@@ -2,6 +2,7 @@
 
 import math
 
+import django_pgqueue
 from django_pgqueue import Queue
 from tests.chaos import handlers, plan
 
@@ -15,8 +16,13 @@ QUEUES = {
         Queue(plan.AUTO_ATOMIC, auto_deleted=True, ttl=math.inf),
         Queue(plan.POOLED),
         Queue(plan.BRIEF, ttl=plan.BRIEF_TTL, dead_letter=plan.EXPIRED),
+        *(Queue(name, auto_deleted=name.endswith(".auto"), ttl=math.inf) for name in plan.BOUND),
     )
 }
+TOPIC = django_pgqueue.Topic(plan.TOPIC) if plan.HAS_TOPICS else None
+for name in plan.BOUND:
+    TOPIC.bind(QUEUES[name])
+    QUEUES[name].handler(concurrency=2)(handlers.handle)
 QUEUES[plan.LATE].handler(concurrency=2)(handlers.handle)
 QUEUES[plan.ATOMIC].handler(concurrency=2, ack="atomic")(handlers.handle)
 QUEUES[plan.AUTO].handler(concurrency=2)(handlers.handle_async)

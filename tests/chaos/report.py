@@ -6,6 +6,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from tests.chaos.plan import HAS_TOPICS
 from tests.chaos.run import Result
 
 LINES = (
@@ -22,6 +23,9 @@ LINES = (
     ("torn", "missing of a transaction of which the rest is there"),
     ("early", "handled before their delay was over"),
     ("mistaken", "stored under another id than the publisher was told"),
+    ("topic", "published to the topic; their copies on bound queues are among the above"),
+    ("heard", "of these, heard by a live subscriber (at most once)"),
+    ("heard_twice", ""),
     ("unknown", "the connection broke, or the publisher was killed, during the publish"),
     ("unknown_committed", "of these, found"),
     ("undone", "rolled back on purpose, or refused"),
@@ -74,7 +78,10 @@ def recovery(result: Result) -> dict[str, dict[str, Any]]:
 
 def left_out(result: Result) -> list[str]:
     """Return what could not be part of the run."""
-    return [] if result.plan.has_pooler else ["PgBouncer, its processes and its restart: there is no binary"]
+    return [
+        *([] if result.plan.has_pooler else ["PgBouncer, its processes and its restart: there is no binary"]),
+        *([] if HAS_TOPICS else ["topics: this version has none"]),
+    ]
 
 
 def as_text(result: Result) -> str:

@@ -30,8 +30,16 @@ STALLED = 10 * plan.LEASE
 RECOVERED = "SELECT queue, min(handled) FROM chaos_handled WHERE sent > %s AND queue = ANY (%s) GROUP BY queue"
 ACTIVE = "SELECT DISTINCT pid::text, split_part(key, '/', 1) FROM chaos_handled WHERE sent > %s"
 UNSETTLED = "SELECT count(*) FROM django_pgqueue_messagequeueitem WHERE dead_lettered_at IS NULL"
-HANDLED = "SELECT message_id, key, queue, sent, handled FROM chaos_handled"
-ITEMS = "SELECT id, payload->>'key', queue_id, dead_lettered_at IS NOT NULL FROM django_pgqueue_messagequeueitem"
+HANDLED = "SELECT message_id, key, queue, sent, handled FROM chaos_handled WHERE queue <> %s"
+HEARD = "SELECT pid, key FROM chaos_handled WHERE queue = %s"
+ITEMS = """
+SELECT id,
+       payload->>'key',
+       coalesce(dead_lettered_from, queue_id, orphaned_from),
+       queue_id,
+       dead_lettered_at IS NOT NULL
+FROM django_pgqueue_messagequeueitem
+"""
 
 
 @dataclass
@@ -140,7 +148,7 @@ class Conductor:
         self.fleet.stop(self.fleet.of_kind("publisher"))
         seconds = time.monotonic() - self._start
         self._drain()
-        self.fleet.stop(self.fleet.of_kind("consumer", "reaper"))
+        self.fleet.stop(self.fleet.of_kind("consumer", "subscriber", "reaper"))
         result = Result(self.plan, self._close(), self.injected, self.problems, versions(self.cluster))
         result.seconds, result.drained = seconds, time.monotonic() - self._start
         return result
@@ -181,8 +189,8 @@ class Conductor:
         deadline = time.monotonic() + RECOVERY_LIMIT
         while time.monotonic() < deadline:
             self._tick()
-            times = dict(self._look(RECOVERED, since, self.plan.recovering))
-            if times.keys() >= set(self.plan.recovering):
+            times = dict(self._look(RECOVERED, since, self.plan.places))
+            if len(times) == len(self.plan.places):
                 return max(times.values())
         return None
 
@@ -208,7 +216,7 @@ class Conductor:
         while time.monotonic() < since + RECOVERY_LIMIT:
             self._tick()
             active = {name for row in self._look(ACTIVE, since) for name in row}
-            slots = self.fleet.of_kind("publisher", "consumer")
+            slots = self.fleet.of_kind("publisher", "consumer", "subscriber")
             silent = [slot.name for slot in slots if active.isdisjoint({str(slot.pid), f"{slot.name}.{slot.pid}"})]
             if not silent:
                 return
@@ -226,13 +234,14 @@ class Conductor:
                 return
 
     def _close(self) -> Verdict:
-        ledger = Ledger(atomic=(plan.ATOMIC, plan.AUTO_ATOMIC, plan.POOLED), expired=plan.EXPIRED)
+        ledger = Ledger(atomic=(plan.ATOMIC, plan.AUTO_ATOMIC, plan.POOLED), expired=plan.EXPIRED, bound=plan.BOUND)
         for note in read(self.folder):
             ledger.read(note)
         with psycopg.connect(self.cluster.url) as connection:
-            handled = [Handled(*row) for row in connection.execute(HANDLED)]
+            handled = [Handled(*row) for row in connection.execute(HANDLED, [plan.LIVE])]
             items = [Item(*row) for row in connection.execute(ITEMS)]
-        return ledger.close(handled, items)
+            heard = connection.execute(HEARD, [plan.LIVE]).fetchall()
+        return ledger.close(handled, items, heard)
 
 
 def versions(cluster: DevCluster) -> dict[str, str]:
