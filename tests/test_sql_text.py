@@ -1,0 +1,153 @@
+"""No statement of the package is put together from strings: values are parameters, names are composed by psycopg."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import django_pgqueue
+
+PACKAGE = Path(django_pgqueue.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+#: Methods that run a statement, and the position of the statement among its arguments.
+RUNNERS = {"execute": 0, "executemany": 0, "copy": 0, "stream": 0, "callproc": 0, "mogrify": 0, "raw": 0, "RunSQL": 0}
+#: Functions of the package that pass a statement on. Their callers are held to the same.
+PASSING_ON = {"_run": 1}
+
+
+def statement_in(call: ast.Call) -> ast.expr | None:
+    """Return the argument that is a statement, if the call runs one."""
+    # A plain `execute(…)` is what Django hands to a wrapper, with the statement that somebody runs.
+    position = (
+        RUNNERS.get(call.func.attr)
+        if isinstance(call.func, ast.Attribute)
+        else PASSING_ON.get(getattr(call.func, "id", ""))
+    )
+    return None if position is None or len(call.args) <= position else call.args[position]
+
+
+def is_composition(node: ast.expr) -> bool:
+    """Tell whether it is `sql.SQL("literal").format(…)`, or a part of one."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr in ("format", "join"):
+            return is_composition(node.func.value)
+        return node.func.attr == "SQL" and len(node.args) == 1 and isinstance(node.args[0], ast.Constant)
+    return False
+
+
+def is_plain(node: ast.expr, parameters: set[str]) -> bool:
+    """
+    Tell whether it is a statement as it was written: a literal, a constant by name, or psycopg's composition.
+
+    A function's own parameter is its callers' business, where the function is listed in PASSING_ON.
+    """
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str)
+    if isinstance(node, ast.IfExp):
+        return is_plain(node.body, parameters) and is_plain(node.orelse, parameters)
+    if isinstance(node, ast.Attribute):
+        return isinstance(node.value, ast.Name) and node.value.id == "sql" and node.attr.isupper()
+    if isinstance(node, ast.Name):
+        return node.id.isupper() or node.id in parameters
+    return is_composition(node)
+
+
+def violations(tree: ast.Module) -> Iterator[str]:
+    """Yield each call that runs something else than a plain statement."""
+    for parent in ast.walk(tree):
+        parameters: set[str] = set()
+        if isinstance(parent, ast.FunctionDef):
+            parameters = {argument.arg for argument in parent.args.args} if parent.name in PASSING_ON else set()
+        elif not isinstance(parent, ast.Module):
+            continue
+        for call in calls_of(parent):
+            statement = statement_in(call)
+            if statement is not None and not is_plain(statement, parameters):
+                yield f"line {call.lineno}: {ast.unparse(call)[:80]}"
+
+
+def calls_of(parent: ast.AST) -> Iterator[ast.Call]:
+    """Yield the calls in a function or module, those in functions inside it excepted."""
+    waiting = list(ast.iter_child_nodes(parent))
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Call):
+            yield node
+        if not isinstance(node, ast.FunctionDef):
+            waiting += ast.iter_child_nodes(node)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_what_is_run_is_a_statement_as_it_was_written(path):
+    """A literal, a constant, or psycopg's composition of quoted names: no f-string, %, + or str.format."""
+    assert list(violations(ast.parse(path.read_text()))) == []
+
+
+def test_the_statements_are_literals():
+    """Each constant of sql.py is one string, whole: it can be pasted into psql, and holds no value."""
+    tree = ast.parse((PACKAGE / "sql.py").read_text())
+    constants = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))]
+    assert len(constants) > 30
+    for node in constants:
+        assert isinstance(node.value, ast.Constant) and isinstance(node.value.value, str), ast.unparse(node)[:80]
+
+
+def test_a_constant_that_is_run_is_a_literal_wherever_it_stands():
+    """Those of the migrations too."""
+    found = 0
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        literals = {
+            target.id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            for argument in call.args if statement_in(call) is not None else ():
+                if isinstance(argument, ast.Name) and argument.id.isupper():
+                    assert isinstance(literals[argument.id], ast.Constant), (path.name, argument.id)
+                    found += 1
+    assert found >= 3
+
+
+NOT_PLAIN = [
+    'cursor.execute(f"SELECT {x}")',
+    'cursor.execute("SELECT %s" % x)',
+    'cursor.execute("SELECT " + x)',
+    'cursor.execute("SELECT {}".format(x))',
+    'cursor.execute(" ".join(parts))',
+    "cursor.execute(statement)",
+    "def run(statement): cursor.execute(statement)",
+    '_run(using, f"SELECT {x}")',
+    "_run(using, statement)",
+    "cursor.execute(sql.SQL(x))",
+    'cursor.execute(sql.SQL(f"SELECT {x}").format(y))',
+    'Model.objects.raw("SELECT " + x)',
+    'migrations.RunSQL("DROP TABLE %s" % x)',
+    'cursor.execute(sql.ACK if x else f"SELECT {x}")',
+]
+PLAIN = [
+    'cursor.execute("SELECT 1")',
+    "cursor.execute(sql.ACK, params)",
+    "cursor.execute(TRIGGER)",
+    "cursor.execute(sql.ACK if x else sql.NACK)",
+    'cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(x)))',
+    "def _run(using, statement): cursor.execute(statement)",
+    "execute(statement, params, many, context)",
+]
+
+
+@pytest.mark.parametrize("code", NOT_PLAIN)
+def test_the_test_refuses(code):
+    """What would be a way in for somebody else's SQL."""
+    assert list(violations(ast.parse(code)))
+
+
+@pytest.mark.parametrize("code", PLAIN)
+def test_the_test_allows(code):
+    """What is written in the package."""
+    assert not list(violations(ast.parse(code)))
