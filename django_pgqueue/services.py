@@ -222,6 +222,7 @@ def declare(declaration: Declaration, using: str) -> bool:
     """
     connection = connections[using]
     target = declaration.dead_letter_target
+    known = _is_known(connection, declaration)
     created = False
     _refuse_cycle(declaration, using)
     # In name order, as every statement that touches several queues.
@@ -233,7 +234,7 @@ def declare(declaration: Declaration, using: str) -> bool:
             else:
                 cursor.execute(sql.ENSURE_DEAD_LETTER_QUEUE, {"name": declaration.name, "target": target})
     if created:
-        _created(connection, declaration)
+        _created(connection, declaration, known=known)
     else:
         _bind_declared(declaration, using)
     _remember(connection, declaration.name)
@@ -268,6 +269,7 @@ def _refresh(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
 
 
 def _create(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
+    known = _is_known(connection, declaration)
     with _own_cursor(connection) as cursor:
         cursor.execute(sql.ENSURE_QUEUE, declaration.params)
         created = cursor.fetchone()[0]
@@ -275,18 +277,26 @@ def _create(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
     if target is not None:
         _run(connection.alias, sql.ENSURE_DEAD_LETTER_QUEUE, name=declaration.name, target=target)
     if created:
-        _created(connection, declaration)
+        _created(connection, declaration, known=known)
     _remember(connection, declaration.name)
 
 
-def _created(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
+def _is_known(connection: BaseDatabaseWrapper, declaration: Declaration) -> bool:
+    """
+    Tell whether this process had known the queue.
+
+    To be asked before a row is made: another thread may come to know the new row before this one tells of it.
+    """
+    return _key(connection, declaration.name) in _known
+
+
+def _created(connection: BaseDatabaseWrapper, declaration: Declaration, *, known: bool) -> None:
     """
     Finish a row that was made: its bindings, the event that says why it was gone, and the signal.
 
     Part of the transaction that made it, if there is one.
     """
     using = connection.alias
-    known = _key(connection, declaration.name) in _known
     try:
         _bind_declared(declaration, using)
         rows = _run(using, sql.RECORD_RETURN, name=declaration.name, known=known)
@@ -530,25 +540,25 @@ def _heal_and_publish(
     error: IntegrityError | None = None,
 ) -> int:
     _may_heal(connection, declaration, believed=believed, error=error)
+    known = _is_known(connection, declaration)
     with connection.cursor() as cursor:
         cursor.execute(sql.ENSURE_AND_PUBLISH, {**declaration.params, **params})
         message_id: int
         message_id, created = cursor.fetchone()
-    _healed(connection, declaration, created)
+    if created:
+        _created(connection, declaration, known=known)
+    _remember(connection, declaration.name)
     return message_id
 
 
 def _heal(connection: BaseDatabaseWrapper, declaration: Declaration, *, believed: bool) -> None:
     _may_heal(connection, declaration, believed=believed)
+    known = _is_known(connection, declaration)
     with connection.cursor() as cursor:
         cursor.execute(sql.ENSURE_QUEUE, declaration.params)
         created = cursor.fetchone()[0]
-    _healed(connection, declaration, created)
-
-
-def _healed(connection: BaseDatabaseWrapper, declaration: Declaration, created: bool) -> None:  # noqa: FBT001
     if created:
-        _created(connection, declaration)
+        _created(connection, declaration, known=known)
     _remember(connection, declaration.name)
 
 
