@@ -7,12 +7,15 @@ side the peer looks alive, and never says a word again.
 """
 
 import contextlib
+import os
 import socket
 import threading
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 from django.db import connections
+from psycopg.conninfo import conninfo_to_dict
 
 
 class Link:
@@ -85,8 +88,10 @@ class Proxy:
 
     @property
     def netloc(self) -> str:
-        """User, host and port, for a URL."""
-        return f"{connections['default'].settings_dict['USER']}@127.0.0.1:{self.port}"
+        """User, password, host and port, for a URL."""
+        settings = connections["default"].settings_dict
+        password = f":{quote(settings['PASSWORD'])}" if settings["PASSWORD"] else ""
+        return f"{settings['USER']}{password}@127.0.0.1:{self.port}"
 
     def count(self, name: str) -> int:
         """Return how many connections of this application_name there were."""
@@ -127,10 +132,11 @@ class Proxy:
 
 def connect_to_server() -> socket.socket:
     """Connect to the server of the test database, by a unix socket or by TCP."""
-    settings = connections["default"].settings_dict
-    host, port = settings["HOST"], settings["PORT"] or 5432
+    # Not from Django's settings: those may name the proxy.
+    server = conninfo_to_dict(os.environ["DATABASE_URL"])
+    host, port = str(server.get("host") or "127.0.0.1"), int(server.get("port") or 5432)
     if not host.startswith("/"):
-        return socket.create_connection((host or "127.0.0.1", int(port)), 10)
+        return socket.create_connection((host, port), 10)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(str(Path(host) / f".s.PGSQL.{port}"))
     return connection
