@@ -17,9 +17,9 @@ from django_pgqueue.conf import SETTING_TYPES, settings
 from django_pgqueue.queues import check_backoff
 from django_pgqueue.validation import MAX_SECONDS
 
-# At most 30: with the hash of a long name it must fit the 63 bytes of a channel's name. A colon would
+# At most 24: with " topic#" and the hash of a long name it must fit the 63 bytes of a channel. A colon would
 # let queue "b:c" of prefix "a" and queue "c" of prefix "a:b" share a channel.
-CHANNEL_PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,30}")
+CHANNEL_PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,24}")
 
 
 def check_engine(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
@@ -79,7 +79,7 @@ def _problem(key: str, value: Any) -> str:
         return "" if type(None) in allowed else "must have a value"
     if key == "CHANNEL_PREFIX":
         is_good = isinstance(value, str) and CHANNEL_PREFIX.fullmatch(value)
-        return "" if is_good else "must be 1 to 30 letters, digits, dots, hyphens or underscores"
+        return "" if is_good else "must be 1 to 24 letters, digits, dots, hyphens or underscores"
     if str in allowed:
         return "" if isinstance(value, str) else "must be a str"
     if isinstance(value, bool) or not isinstance(value, (int, float) if float in allowed else int):

@@ -180,7 +180,7 @@ def test_the_project_as_it_is_passes_its_checks():
         ({"BACKOFF": {"factor": 0.5}}, ["E003"]),
         (["LEASE"], ["E003"]),
         ({"CHANNEL_PREFIX": "a:b"}, ["E003"]),
-        ({"CHANNEL_PREFIX": "x" * 31}, ["E003"]),
+        ({"CHANNEL_PREFIX": "x" * 25}, ["E003"]),
         ({"CHANNEL_PREFIX": "shop-2.staging_x"}, []),
         ({"REAP_IDLE_AFTER": 100}, ["W004"]),
         ({"REAP_IDLE_AFTER": 44, "HEARTBEAT_INTERVAL": 1}, ["W004"]),

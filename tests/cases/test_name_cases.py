@@ -299,11 +299,11 @@ def test_b15_notifications_that_are_not_ours_do_no_harm(
 
 
 def test_b15_two_prefixes_never_share_a_channel() -> None:
-    """Nor a queue's plain channel with the hash of a long name."""
+    """Nor a queue with a topic, nor a plain channel with the hash of a long name."""
     names = ["q", "a" * 70 + "1", "a" * 70 + "2", "a:b", "a#b"]
     channels = set()
-    for prefix in ("django_pgqueue", "other", "x" * 30):
+    for prefix in ("django_pgqueue", "other", "x" * 24):
         with override_settings(PGQUEUE={"CHANNEL_PREFIX": prefix}):
-            channels |= {services.channel(name) for name in names}
-    assert len(channels) == 15
+            channels |= {channel(name) for name in names for channel in (services.channel, services.topic_channel)}
+    assert len(channels) == 30
     assert all(len(channel.encode()) <= 63 for channel in channels)
