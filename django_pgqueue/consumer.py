@@ -199,6 +199,9 @@ class Consumer:
         self._heartbeat.run_once()
         for lane in self._lanes:
             if lane.queue.declaration.exclusive:
+                if lane.owned_until < sent:
+                    # Nothing was claimed meanwhile.
+                    self._event.set()
                 lane.owned_until = sent + TRUSTED_HEARTBEATS * settings.HEARTBEAT_INTERVAL
 
     def _every(self, interval: float, run_once: Callable[[], object], loop: str) -> None:
@@ -286,7 +289,8 @@ class Consumer:
     def _is_open(self, lane: Lane, now: float) -> bool:
         """Tell whether the lane has use for more messages."""
         is_full = bool(lane.held) and sum(each.size for each in self._lanes) >= HELD_SIZE
-        return lane.is_low and self._room(lane) > 0 and not is_full and not lane.is_stuck(now)
+        is_owned = now < lane.owned_until
+        return lane.is_low and self._room(lane) > 0 and not is_full and is_owned and not lane.is_stuck(now)
 
     def _is_solo(self, now: float) -> bool:
         """Tell whether a suspect is being handled that others must not be beside."""
@@ -312,7 +316,7 @@ class Consumer:
     def _claim(self, lane: Lane) -> None:
         room = self._room(lane)
         before = time.monotonic()
-        if room <= 0 or self._stopping.is_set() or self._is_solo(before):
+        if room <= 0 or self._stopping.is_set() or self._is_solo(before) or before >= lane.owned_until:
             return
         if lane.woken:
             lane.woken = False

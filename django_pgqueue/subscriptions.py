@@ -238,7 +238,8 @@ class LiveMessages:
 
     async def aclose(self) -> None:
         """Stop listening; an iteration that waits ends."""
-        self._open().close()
+        if self._subscription is not None:
+            self._subscription.close()
 
     @property
     def dropped(self) -> int:

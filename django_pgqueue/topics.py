@@ -68,8 +68,9 @@ class Topic:
 
         In a thread of its own, one message after the other; what it raises is logged. While it is
         busy up to ``buffer`` messages wait; beyond that the oldest are dropped, and the signal
-        ``subscription_lagged`` tells. All subscriptions of a process share one connection. Returns
-        when messages arrive, or after ten seconds if the database is away.
+        ``subscription_lagged`` tells. All subscriptions of a process share one connection, which must
+        not go through a transaction pooler: see ``LISTEN_DATABASE``. Returns when messages arrive, or
+        after ten seconds if the database is away.
         """
         if not callable(callback):
             raise ValueError(f"{callback!r} is not callable, so it cannot subscribe to topic {self.name!r}")
