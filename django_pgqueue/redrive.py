@@ -44,6 +44,10 @@ class Redrive:
         connection = connections[self.using]
         if (self.rate or self.canary) and (connection.in_atomic_block or not connection.get_autocommit()):
             raise RuntimeError("a redrive with a rate or a canary cannot run inside a transaction: it waits")
+        name = self.declaration.name
+        if not services.exists(name, self.using) and not services.redrivable(name, self.letters, self.using):
+            # A mistyped name must not make a queue.
+            return 0
         services.ensure(self.declaration, self.using)
         # What dies again from now on is for the next redrive.
         before = services.now(self.using)

@@ -1009,9 +1009,14 @@ def _tell_redriven(name: str, count: int, using: str) -> None:
     _once_committed(tell, using)
 
 
+def exists(name: str, using: str) -> bool:
+    """Tell whether the queue has a row."""
+    return bool(_run(using, sql.QUEUE_EXISTS, name=name))
+
+
 def ensure(declaration: Declaration, using: str) -> None:
     """Make the queue if it is gone."""
-    if not _run(using, sql.QUEUE_EXISTS, name=declaration.name):
+    if not exists(declaration.name, using):
         _create(connections[using], declaration)
 
 

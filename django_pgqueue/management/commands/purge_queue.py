@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from django_pgqueue import services
-from django_pgqueue.exceptions import PGQueueError
+from django_pgqueue.exceptions import PGQueueError, QueueNotFound
 from django_pgqueue.management.arguments import at_least, progress_line, refusal
 from django_pgqueue.queues import Queue, find_queue
 
@@ -25,6 +25,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             queue = find_queue(options["name"]) or Queue(options["name"])
+            if not services.exists(queue.name, queue.using):
+                raise QueueNotFound(queue.name)
             waiting = services.purgeable(queue.name, queue.using)
             if options["limit"] is not None:
                 waiting = min(waiting, options["limit"])

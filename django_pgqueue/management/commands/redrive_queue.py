@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from django_pgqueue import services
-from django_pgqueue.exceptions import CanaryFailed, PGQueueError
+from django_pgqueue.exceptions import CanaryFailed, PGQueueError, QueueNotFound
 from django_pgqueue.management.arguments import at_least, progress_line, refusal
 from django_pgqueue.queues import Queue, find_queue, make_letters
 
@@ -52,9 +52,11 @@ class Command(BaseCommand):
             headers[key] = value
         try:
             queue = find_queue(options["name"]) or Queue(options["name"])
+            letters = make_letters(options["ids"], options["reason"], headers)
+            count = services.redrivable(queue.name, letters, queue.using)
+            if not count and not services.exists(queue.name, queue.using):
+                raise QueueNotFound(queue.name)
             if options["dry_run"]:
-                letters = make_letters(options["ids"], options["reason"], headers)
-                count = services.redrivable(queue.name, letters, queue.using)
                 if options["limit"] is not None:
                     count = min(count, options["limit"])
                 self.stdout.write(f"would redrive {count} messages")
