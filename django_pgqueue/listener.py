@@ -22,7 +22,14 @@ from django.db import connections
 from psycopg import sql
 
 from django_pgqueue.conf import settings
-from django_pgqueue.loop import DATABASE_FAULTS, Outage, dedicated_connection, is_direct, own_connection
+from django_pgqueue.loop import (
+    DATABASE_FAULTS,
+    LONGEST_RETRY,
+    Outage,
+    dedicated_connection,
+    is_direct,
+    own_connection,
+)
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -95,6 +102,11 @@ class Listener:
                 pause = outage.failed(error)
                 self._stop_listening()
                 self._wait(pause)
+            except Exception:
+                # No more file descriptors, say. A thread that ended would be missed by nobody.
+                logger.exception("loop failed, it goes on loop=listener")
+                self._stop_listening()
+                self._wait(LONGEST_RETRY)
 
     def _stop_listening(self) -> None:
         for ear in self._ears:
@@ -113,11 +125,14 @@ class Listener:
         wrapper = connections[self.alias]
         wrapper.connect()
         raw: psycopg.Connection[Any] = wrapper.connection
-        if not is_direct(raw) and not self._hears(raw):
-            wrapper.close()
-            outage.recovered()
-            self._poll_only()
-            return
+        if not is_direct(raw):
+            if not self._hears(raw):
+                wrapper.close()
+                outage.recovered()
+                self._poll_only()
+                return
+            # The session is lent for as long as the connection lasts. It is idle by trade.
+            raw.execute("SET idle_session_timeout = 0")
         outage.recovered()
         self._receive(raw)
 

@@ -13,6 +13,7 @@ import inspect
 import logging
 import math
 import re
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -414,12 +415,15 @@ class ConnectionGuard:
 
     def before(self, outages: int) -> None:
         """Drop connections that died."""
-        if self.is_needed(outages):
+        is_needed = self.is_needed(outages)
+        if is_needed:
             self._outages = outages
             self._used = time.monotonic()
-            for connection in connections.all(initialized_only=True):
-                if connection.connection is not None and not connection.in_atomic_block and not connection.is_usable():
-                    self._drop(connection)
+        for connection in connections.all(initialized_only=True):
+            if connection.connection is None or connection.in_atomic_block:
+                continue
+            if (is_needed or has_unread(connection)) and not connection.is_usable():
+                self._drop(connection)
 
     def after(self) -> bool:
         """
@@ -517,6 +521,19 @@ def errors_in(handler: Handler, messages: list[Message], result: object) -> dict
                 f" {type(message_id).__name__} to {type(error).__name__}"
             )
     return dict(result)
+
+
+def has_unread(connection: BaseDatabaseWrapper) -> bool:
+    """Tell whether the server sent something that nobody asked for: mostly that it ended the session."""
+    if connection.vendor != "postgresql":
+        return False
+    raw = connection.connection
+    if raw.closed:
+        return True
+    # Not select(): that takes no file descriptor above 1023.
+    poll = select.poll()
+    poll.register(raw.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def is_in_transaction(connection: BaseDatabaseWrapper) -> bool:

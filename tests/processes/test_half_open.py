@@ -1,6 +1,7 @@
 """A peer that is gone without a word: the connection looks open, and nothing ever comes."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,6 +92,24 @@ def test_a_quiet_listener_is_left_alone(
         wait_until(probed_often)
         assert through_proxy.count(LISTENER) == 1
     assert "database lost" not in caplog.text
+
+
+def test_a_listener_outlives_any_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One that is no fault of the database, such as no file descriptor left: told, and it listens anew."""
+    monkeypatch.setattr(listener, "LIVENESS_INTERVAL", 0.05)
+    monkeypatch.setattr(listener, "LONGEST_RETRY", 0.1)
+    prove_alive, failed = listener.prove_alive, threading.Event()
+
+    def fail_once(raw: Any) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError("Too many open files")
+        prove_alive(raw)
+
+    monkeypatch.setattr(listener, "prove_alive", fail_once)
+    with consuming(Consumer([Queue("q").make_handler(handled_by([]))])):
+        wait_until(lambda: fetch(PROBES, [LISTENER]))
+    assert caplog.text.count("loop failed, it goes on loop=listener") == 1
 
 
 def test_a_consumer_goes_on_without_its_listener(proxy: Proxy) -> None:
