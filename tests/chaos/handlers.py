@@ -6,12 +6,11 @@ The payload says what else is to become of it: `fate` is "fail" (at the first de
 
 import os
 import time
-from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, InterfaceError, connection
 
-from django_pgqueue import Message, Reject
+from django_pgqueue import Message, Reject, TopicMessage
 from tests.chaos.plan import LIVE
 
 # Seconds that handling takes, so that consumers hold messages when a fault comes.
@@ -54,7 +53,7 @@ def handle_slowly(message: Message) -> None:
     handle(message)
 
 
-def hear(message: Any) -> None:
+def hear(message: TopicMessage) -> None:
     """Do the same for a live message, as far as the database is there: nobody gives it again."""
     try:
         with connection.cursor() as cursor:

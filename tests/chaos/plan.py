@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
@@ -29,8 +28,7 @@ POOLED = "chaos.pooled"
 BRIEF, BRIEF_TTL, EXPIRED = "chaos.brief", 1.0, "chaos.brief.expired"
 STEADY = (LATE, ATOMIC, AUTO, AUTO_ATOMIC)
 # Each of these gets a copy of what is published to the topic; its live subscribers note it under LIVE.
-HAS_TOPICS = find_spec("django_pgqueue.topics") is not None
-TOPIC, BOUND = "chaos.topic", ("chaos.bound", "chaos.bound.auto") if HAS_TOPICS else ()
+TOPIC, BOUND = "chaos.topic", ("chaos.bound", "chaos.bound.auto")
 LIVE = "live"
 
 # Seconds between the recovery from one fault and the next fault.
@@ -63,10 +61,10 @@ def roles(*, has_pooler: bool) -> list[Role]:
         Role("publisher1", "publish", (*STEADY, BRIEF)),
         Role("consumer0", "consume_queues", (*STEADY, *BOUND, BRIEF, *consume)),
         Role("consumer1", "consume_queues", (*STEADY, *BOUND, BRIEF, *consume)),
+        Role("subscriber0", "subscribe"),
+        Role("subscriber1", "subscribe", is_pooled=has_pooler),
         Role("reaper0", "reap_queues", ("--interval", str(REAP_INTERVAL))),
     ]
-    if HAS_TOPICS:
-        found += [Role("subscriber0", "subscribe"), Role("subscriber1", "subscribe", is_pooled=has_pooler)]
     if has_pooler:
         found += [
             Role("publisher2", "publish", (POOLED, POOLED, *STEADY), is_pooled=True),
@@ -105,7 +103,7 @@ class Plan:
     @property
     def places(self) -> list[str]:
         """What the handlers' rows name: the queues, and the live subscribers."""
-        return [*self.queues, *([LIVE] if HAS_TOPICS else [])]
+        return [*self.queues, LIVE]
 
     @property
     def kinds(self) -> list[str]:
@@ -150,12 +148,12 @@ def _stop(rng: random.Random, plan: Plan) -> dict[str, Any]:
 
 
 def _delete_queues(rng: random.Random, plan: Plan) -> dict[str, Any]:
-    return {"queues": rng.sample(plan.queues, rng.randint(1, 2))}
+    # A bound one each time: its bindings have to come back as well.
+    return {"queues": [rng.choice(BOUND), rng.choice([name for name in plan.queues if name not in BOUND])]}
 
 
 def _shift_clock(rng: random.Random, plan: Plan) -> dict[str, Any]:
-    victims = [rng.choice(plan.names(kind)) for kind in ("publisher", "consumer", "reaper")]
-    victims += [rng.choice(names) for names in [plan.names("subscriber")] if names]
+    victims = [rng.choice(plan.names(kind)) for kind in ("publisher", "consumer", "subscriber", "reaper")]
     return {"shifts": {name: rng.choice(SHIFTS) for name in victims}}
 
 

@@ -49,9 +49,10 @@ class Publisher:
             self.many_in_transaction: 5,
             self.rolled_back: 5,
             self.delayed: 7,
+            self.to_topic: 15,
+            self.to_topic_in_transaction: 5,
+            self.to_topic_rolled_back: 3,
         }
-        if TOPIC:
-            self.ways.update({self.to_topic: 15, self.to_topic_in_transaction: 5, self.to_topic_rolled_back: 3})
 
     def stop(self, *signal: object) -> None:
         # No event: the signal may have interrupted this thread inside that event's lock.

@@ -2,8 +2,7 @@
 
 import math
 
-import django_pgqueue
-from django_pgqueue import Queue
+from django_pgqueue import Queue, Topic
 from tests.chaos import handlers, plan
 
 QUEUES = {
@@ -19,7 +18,7 @@ QUEUES = {
         *(Queue(name, auto_deleted=name.endswith(".auto"), ttl=math.inf) for name in plan.BOUND),
     )
 }
-TOPIC = django_pgqueue.Topic(plan.TOPIC) if plan.HAS_TOPICS else None
+TOPIC = Topic(plan.TOPIC)
 for name in plan.BOUND:
     TOPIC.bind(QUEUES[name])
     QUEUES[name].handler(concurrency=2)(handlers.handle)

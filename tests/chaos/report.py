@@ -6,7 +6,6 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from tests.chaos.plan import HAS_TOPICS
 from tests.chaos.run import Result
 
 LINES = (
@@ -78,10 +77,7 @@ def recovery(result: Result) -> dict[str, dict[str, Any]]:
 
 def left_out(result: Result) -> list[str]:
     """Return what could not be part of the run."""
-    return [
-        *([] if result.plan.has_pooler else ["PgBouncer, its processes and its restart: there is no binary"]),
-        *([] if HAS_TOPICS else ["topics: this version has none"]),
-    ]
+    return [] if result.plan.has_pooler else ["PgBouncer, its processes and its restart: there is no binary"]
 
 
 def as_text(result: Result) -> str:
