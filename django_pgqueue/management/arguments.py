@@ -1,6 +1,7 @@
 """What the commands share: arguments that say what is wrong with them, signals, errors."""
 
 import argparse
+import logging
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,8 @@ from typing import TextIO, TypeVar
 
 from django.core.management.base import CommandError
 from django.db import DatabaseError
+
+logger = logging.getLogger("django_pgqueue")
 
 Number = TypeVar("Number", int, float)
 
@@ -41,7 +44,7 @@ def on_stop_signal(stop: Callable[[], object]) -> Iterator[None]:
     the very ``threading.Event`` that ``stop`` sets, and would wait for itself. What a handler may
     do is put to a ``SimpleQueue``, which is reentrant.
 
-    Only the main thread may have signal handlers; elsewhere this does nothing.
+    Only the main thread may have signal handlers; elsewhere this does nothing but say so.
     """
     received: SimpleQueue[int | None] = SimpleQueue()
 
@@ -58,6 +61,8 @@ def on_stop_signal(stop: Callable[[], object]) -> Iterator[None]:
             stack.callback(received.put, None)
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, handle))
+        else:
+            logger.debug("not in the main thread: signals do not stop this command thread=%s", current_thread().name)
         yield
 
 

@@ -22,7 +22,8 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_pgqueue import Message, Nack, Reject
+from django_pgqueue import Message, Nack, Queue, Reject
+from tests.forks import fork
 from tests.testapp.models import Seen
 
 # A handler that is held ends after so many seconds, so that no failed test leaves one behind.
@@ -63,6 +64,18 @@ def handle_without_database(message: Message) -> None:
     deadline = time.monotonic() + LONGEST_HOLD
     while "hold" in message.payload and not Path(message.payload["hold"]).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def fork_and_publish(message: Message) -> None:
+    """Let a forked child publish ten messages, and note that this process can go on."""
+    begin(message)
+
+    def publish() -> None:
+        for number in range(10):
+            Queue("from children").publish(number)
+
+    fork(publish)()
+    assert Seen.objects.filter(msg_id=message.id).exists()
 
 
 def do_nothing(message: Message) -> None:
