@@ -1,0 +1,403 @@
+"""
+Random interleavings of everything that a queue can do, checked step by step against `tests/model.py`.
+
+One session, and time passes by SQL: all times in the tables move into the past. What happens between
+sessions is the matter of other tests.
+"""
+
+import os
+from collections import defaultdict
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import transaction
+from django.db.models.functions import Now
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
+
+from django_pgqueue import LeaseLost, Message, Queue, QueueNotFound, services, signals
+from django_pgqueue.heartbeat import Heartbeat
+from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueEvent
+from django_pgqueue.reaper import Reaper
+from tests.model import EPHEMERAL_TTL, IDLE_AFTER, PARKED, STATES, Model
+from tests.support import fetch
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+# Times are hundreds of seconds, so that the seconds that an example takes change nothing.
+PGQUEUE = {
+    "DECLARE_TTL": 90,
+    "HEARTBEAT_INTERVAL": 90,
+    "REAP_IDLE_AFTER": IDLE_AFTER,
+    "EPHEMERAL_TTL": EPHEMERAL_TTL,
+    "LEASE": 200,
+}
+SPANS = st.sampled_from([100, 200, 300])
+
+# More of them, and others each time, with PGQUEUE_MODEL_EXAMPLES.
+EXAMPLES = os.environ.get("PGQUEUE_MODEL_EXAMPLES")
+
+QUEUES = {
+    "orders": {"max_deliveries": 2},
+    "invoices": {"max_deliveries": 2, "dead_letter": "letters"},
+    "replies": {"auto_deleted": True, "max_deliveries": 1},
+}
+# Not declared: they come with the others, or when the first message goes there.
+LETTERS = ("orders.dead", "replies.dead", "letters", "letters.dead")
+
+PASS_TIME = """
+WITH queue AS (
+    UPDATE django_pgqueue_messagequeue SET last_active = last_active - %(by)s * interval '1 second'
+)
+UPDATE django_pgqueue_messagequeueitem
+SET expires_at = expires_at - %(by)s * interval '1 second',
+    lease_expires_at = lease_expires_at - %(by)s * interval '1 second',
+    read_after = CASE WHEN read_after < '9000-01-01' THEN read_after - %(by)s * interval '1 second'
+                      ELSE read_after END
+"""
+
+
+class Machine(RuleBasedStateMachine):
+    """Does to the database what it does to the model."""
+
+    claims: Bundle[Message] = Bundle("claims")
+    queues = st.sampled_from(sorted(QUEUES))
+    names = st.sampled_from([*QUEUES, *LETTERS])
+
+    def __init__(self) -> None:
+        super().__init__()
+        for table in (MessageQueueItem, MessageQueue, QueueEvent):
+            table.objects.all().delete()
+        services.forget_declared()
+        self.model = Model()
+        self.declared = {name: Queue(name, **options) for name, options in QUEUES.items()}
+        self.all = {**self.declared, **{name: Queue(name) for name in LETTERS}}
+        self.healed: list[str | None] = []
+        self.dead_lettered: list[int] = []
+        self.number = 0
+        signals.queue_healed.connect(self.note_healed)
+        signals.messages_dead_lettered.connect(self.note_dead_lettered)
+
+    def teardown(self) -> None:
+        signals.queue_healed.disconnect(self.note_healed)
+        signals.messages_dead_lettered.disconnect(self.note_dead_lettered)
+
+    def note_healed(self, cause: str, **_: Any) -> None:
+        self.healed.append(cause)
+
+    def note_dead_lettered(self, ids: list[int], **_: Any) -> None:
+        self.dead_lettered += ids
+
+    def expect_healed(self, *causes: str | None) -> None:
+        assert self.healed == [cause for cause in causes if cause]
+        self.healed.clear()
+
+    # --- Publishing ---
+
+    @rule(name=queues, count=st.integers(1, 3), delay=st.sampled_from([0, 0, 100, 200]), ttl=st.none() | SPANS)
+    def publish(self, name: str, count: int, delay: int, ttl: int | None) -> None:
+        queue, model = self.declared[name], self.model
+        causes = [model.refresh(queue.declaration)]
+        if name in model.queues or queue.declaration.auto_deleted:
+            if name not in model.queues:
+                causes.append(model.heal(queue.declaration))
+                if count == 1:
+                    model.remember(name)
+            self.send(name, count, delay, ttl)
+        else:
+            # It was there a moment ago.
+            model.believed.discard(name)
+            with pytest.raises(QueueNotFound):
+                self.send(name, count, delay, ttl)
+        self.expect_healed(*causes)
+
+    @rule(name=queues, count=st.integers(1, 3), commit=st.booleans())
+    def publish_in_a_transaction(self, name: str, count: int, commit: bool) -> None:
+        queue, model = self.declared[name], self.model
+        is_loud = name not in model.queues and name in model.believed and not queue.declaration.auto_deleted
+        cause = None
+        if is_loud:
+            model.believed.discard(name)
+        elif name not in model.queues:
+            model.believed.discard(name)
+            cause = model.heal(queue.declaration) if commit else None
+        with suppress(ZeroDivisionError), transaction.atomic():
+            if is_loud:
+                with pytest.raises(QueueNotFound):
+                    self.send(name, count)
+            elif commit:
+                self.send(name, count)
+            else:
+                self.send(name, count, is_kept=False)
+                raise ZeroDivisionError
+        if commit and not is_loud:
+            model.refresh(queue.declaration)
+        self.expect_healed(cause)
+
+    def send(self, name: str, count: int, delay: int = 0, ttl: int | None = None, *, is_kept: bool = True) -> None:
+        queue = self.declared[name]
+        payloads = [{"number": self.number + index} for index in range(count)]
+        self.number += count
+        if count == 1:
+            ids = [queue.publish(payloads[0], delay=delay, ttl=ttl)]
+        else:
+            ids = queue.publish_many(payloads, delay=delay, ttl=ttl)
+        if ttl is None and queue.declaration.auto_deleted:
+            ttl = EPHEMERAL_TTL
+        for message_id, payload in zip(ids, payloads, strict=True):
+            if is_kept:
+                self.model.add(message_id, name, payload, delay, ttl)
+
+    # --- Consuming ---
+
+    @rule(target=claims, name=names, limit=st.integers(1, 4))
+    def claim(self, name: str, limit: int) -> Any:
+        model = self.model
+        found = model.claimable(name)
+        spent = {message.id for message in found if model.is_spent(message)}
+        fit = [message for message in found if message.id not in spent]
+        messages = self.all[name].claim(limit)
+        # Spent ones are set aside as far as they were met.
+        assert spent.issuperset(self.dead_lettered)
+        for message_id in self.dead_lettered:
+            model.dead_letter(self.all[name].declaration, [model.messages[message_id]])
+        if not messages:
+            assert not fit
+            assert spent == set(self.dead_lettered)
+        self.dead_lettered.clear()
+        lapsed = [message.id for message in fit if message.lease_ends is not None]
+        taken = {message.id for message in messages}
+        if not taken & set(lapsed):
+            # Each walk gives what comes first in it.
+            for walk in model.in_order(fit):
+                assert taken.intersection(walk) == set(walk[: len(taken.intersection(walk))])
+            assert lapsed or spent or len(messages) == min(limit, len(fit))
+        else:
+            # A suspect comes alone.
+            assert len(messages) == 1
+        for message in messages:
+            assert (message.suspect, message.queue) == (message.id in lapsed, name)
+            model.claim(message.id, message.token, PGQUEUE["LEASE"])
+            row = model.messages[message.id]
+            assert (message.payload, message.delivery_count) == (row.payload, row.delivery_count)
+        return multiple(*messages)
+
+    batches = st.lists(claims, min_size=1, max_size=4)
+
+    @rule(messages=batches)
+    def ack(self, messages: list[Message]) -> None:
+        mine = self.settle(messages, lambda queue, some: queue.ack(*some))
+        self.model.ack(mine)
+
+    @rule(messages=batches, delay=st.sampled_from([0, 100]))
+    def nack(self, messages: list[Message], delay: int) -> None:
+        messages = of_one_queue(messages)
+        mine = self.settle(messages, lambda queue, some: queue.nack(*some, delay=delay))
+        self.model.nack(self.all[messages[0].queue].declaration, mine, delay)
+        self.dead_lettered.clear()
+
+    @rule(messages=batches)
+    def reject(self, messages: list[Message]) -> None:
+        messages = of_one_queue(messages)
+        mine = self.settle(messages, lambda queue, some: queue.reject(*some))
+        self.model.dead_letter(self.all[messages[0].queue].declaration, mine)
+        assert sorted(self.dead_lettered) == sorted(message.id for message in mine)
+        self.dead_lettered.clear()
+
+    @rule(messages=batches, seconds=SPANS)
+    def extend(self, messages: list[Message], seconds: int) -> None:
+        mine = self.settle(messages, lambda queue, some: queue.extend(*some, seconds=seconds))
+        self.model.extend(mine, seconds)
+
+    @rule(messages=batches)
+    def give_back(self, messages: list[Message]) -> None:
+        """What a consumer does with what it has not started, at its end."""
+        mine = self.owned(messages)
+        lost = services.release(messages, "default")
+        assert lost == {message.id for message in messages} - {message.id for message in mine}
+        self.model.release(mine)
+
+    def settle(self, messages: list[Message], verb: Any) -> list[Any]:
+        """Settle, and return the model's rows of those that were the caller's: the others are told as lost."""
+        mine = self.owned(messages)
+        lost = {message.id for message in messages} - {message.id for message in mine}
+        try:
+            verb(self.all[messages[0].queue], messages)
+        except LeaseLost as error:
+            assert set(error.ids) == lost
+        else:
+            assert not lost
+        return mine
+
+    def owned(self, messages: list[Message]) -> list[Any]:
+        fence: dict[int, set[UUID]] = defaultdict(set)
+        for message in messages:
+            fence[message.id].add(message.token)
+        return self.model.owned(fence)
+
+    @rule(message=claims)
+    def let_a_lease_lapse(self, message: Message) -> None:
+        MessageQueueItem.objects.filter(pk=message.id, lease_token=message.token).update(lease_expires_at=Now())
+        for row in self.owned([message]):
+            row.lease_ends = self.model.now
+
+    @rule(by=SPANS)
+    def let_time_pass(self, by: int) -> None:
+        fetch(PASS_TIME, {"by": by})
+        # So long that this process looks at its queues again.
+        services.forget_declared()
+        self.model.now += by
+        self.model.believed.clear()
+        self.model.known.clear()
+
+    # --- Dead letters ---
+
+    @rule(name=names, limit=st.none() | st.just(1))
+    def redrive(self, name: str, limit: int | None) -> None:
+        sent, cause = self.model.redrive(self.all[name].declaration, limit)
+        assert self.all[name].redrive(limit) == sent
+        self.expect_healed(cause)
+
+    @rule(name=names, limit=st.none() | st.just(1))
+    def purge(self, name: str, limit: int | None) -> None:
+        assert self.all[name].purge(limit) == self.model.purge(name, limit)
+
+    # --- Queues ---
+
+    @rule(name=queues)
+    def declare(self, name: str) -> None:
+        self.declared[name].declare()
+        self.expect_healed(self.model.declare(self.declared[name].declaration))
+
+    @rule()
+    def beat(self) -> None:
+        declarations = [queue.declaration for queue in self.declared.values()]
+        Heartbeat("default", declared=declarations).run_once()
+        self.expect_healed(*self.model.touch(declarations))
+
+    @rule(name=names, paused=st.booleans())
+    def pause_or_resume(self, name: str, paused: bool) -> None:
+        verb = self.all[name].pause if paused else self.all[name].resume
+        if name in self.model.queues:
+            verb()
+            self.model.queues[name].paused = paused
+        else:
+            with pytest.raises(QueueNotFound):
+                verb()
+
+    @rule(name=names)
+    def delete_a_queue_by_hand(self, name: str) -> None:
+        fetch("DELETE FROM django_pgqueue_messagequeue WHERE name = %s", [name])
+        self.model.delete_queue(name)
+
+    @rule(name=names)
+    def adopt(self, name: str) -> None:
+        """What a consumer's look does."""
+        assert services.adopt(name, 100, "default") == self.model.adopt(name)
+
+    @rule()
+    def expire(self) -> None:
+        assert services.expire(100, "default") == self.model.expire()
+        self.dead_lettered.clear()
+
+    @rule()
+    def reap(self) -> None:
+        model = self.model
+        reaped = Reaper("default").run_once()
+        expired, set_aside = model.expire()
+        assert reaped.expired == expired
+        assert reaped.adopted == sum(model.adopt(name) for name in sorted(model.queues))
+        assert reaped.queues == model.reap_queues()
+        assert reaped.dead_lettered == set_aside + model.set_spent_aside()
+        self.dead_lettered.clear()
+
+    # --- What must hold after each step ---
+
+    @invariant()
+    def all_is_as_in_the_model(self) -> None:
+        self.check_rows()
+        self.check_states()
+
+    def check_rows(self) -> None:
+        model = self.model
+        assert {row.name: stored(row) for row in MessageQueue.objects.all()} == {
+            name: (row.auto_deleted, row.dead_letter, row.max_deliveries, row.paused)
+            for name, row in model.queues.items()
+        }
+        assert {row.pk: stored_message(row) for row in MessageQueueItem.objects.all()} == {
+            row.id: (
+                *((None, row.name) if row.is_orphan else (row.name, None)),
+                row.payload,
+                row.due is None,
+                row.due == PARKED,
+                row.expires_at is None,
+                row.delivery_count,
+                row.token if row.lease_ends is not None else None,
+                row.path,
+            )
+            for row in model.messages.values()
+        }
+
+    def check_states(self) -> None:
+        """By the query set's methods, by the word for one row, and by a queue's own figures."""
+        model = self.model
+        expected = {message.id: model.state(message) for message in model.messages.values()}
+        items = MessageQueueItem.objects.all()
+        now = services.now("default")
+        assert {item.pk: item.state(now) for item in items} == expected
+        for state in STATES:
+            found = getattr(MessageQueueItem.objects, state)().values_list("pk", flat=True)
+            assert set(found) == {message_id for message_id, word in expected.items() if word == state}
+        for name, queue in self.all.items():
+            stats, row, events = queue.stats(), model.queues.get(name), model.events.get(name, [])
+            assert {state: getattr(stats, state) for state in STATES} == {
+                state: model.depth(name)[state] for state in STATES
+            }
+            assert (stats.exists, stats.paused) == (row is not None, row is not None and row.paused)
+            assert bool(stats.reapable) == (row is not None and model.reapable(name))
+            assert (stats.revived_per_day, stats.vanished_per_day) == (
+                events.count("revived"),
+                events.count("vanished"),
+            )
+
+
+def of_one_queue(messages: list[Message]) -> list[Message]:
+    return [message for message in messages if message.queue == messages[0].queue]
+
+
+def stored(row: MessageQueue) -> tuple[Any, ...]:
+    return row.auto_deleted, row.dead_letter, row.max_deliveries, row.paused_at is not None
+
+
+def stored_message(row: MessageQueueItem) -> tuple[Any, ...]:
+    return (
+        row.queue_id,
+        row.orphaned_from,
+        row.payload,
+        row.read_after is None,
+        row.read_after is not None and row.read_after.year == 9000,
+        row.expires_at is None,
+        row.delivery_count,
+        row.lease_token,
+        row.dead_letter_path or [],
+    )
+
+
+@pytest.mark.slow
+def test_any_order_of_events_leaves_what_the_model_says(settings: Any) -> None:
+    """Messages are where they should be, in the state that they should be in, and none is lost, after every step."""
+    settings.PGQUEUE = PGQUEUE
+    run_state_machine_as_test(Machine, settings=PROFILE)
+
+
+PROFILE = settings(
+    max_examples=int(EXAMPLES or 30),
+    stateful_step_count=40,
+    deadline=None,
+    database=None,
+    derandomize=EXAMPLES is None,
+    suppress_health_check=list(HealthCheck),
+)
