@@ -56,6 +56,7 @@ class Ear:
         self.channels = dict(channels)
         #: Set while notifications arrive.
         self.listening = threading.Event()
+        self.is_removed = False
 
 
 class Listener:
@@ -69,28 +70,40 @@ class Listener:
         self.alias = alias
         self._lock = threading.Lock()
         self._ears: tuple[Ear, ...] = ()
-        self._is_running = False
+        self._thread: threading.Thread | None = None
         self._told_deaf = False
 
     def add(self, ear: Ear) -> None:
         """Let an ear hear; soon, its ``listening`` tells when."""
         with self._lock:
             self._ears = (*self._ears, ear)
-            if not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._run, name="pgqueue listener", daemon=True).start()
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="pgqueue listener", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def remove(self, ear: Ear) -> None:
-        """End that. The connection is closed after the last ear."""
-        with self._lock:
-            self._ears = tuple(other for other in self._ears if other is not ear)
-        ear.listening.clear()
+        """
+        End that, soon. The connection is closed after the last ear.
+
+        Takes no lock: the garbage collector calls it too, in any thread, whatever that holds just then.
+        """
+        ear.is_removed = True
 
     def _is_needed(self) -> bool:
         with self._lock:
-            # Decided under the lock: whoever adds an ear after this starts another thread.
-            self._is_running = bool(self._ears)
-            return self._is_running
+            if self._thread is not threading.current_thread():
+                # This one has ended, and is only closing its connection: whoever added an ear since has
+                # started another.
+                return False
+            removed = [ear for ear in self._ears if ear.is_removed]
+            if removed:
+                self._ears = tuple(ear for ear in self._ears if ear not in removed)
+            for ear in removed:
+                ear.listening.clear()
+            if not self._ears:
+                self._thread = None
+            return bool(self._ears)
 
     def _run(self) -> None:
         outage = Outage("listener")
@@ -109,7 +122,7 @@ class Listener:
                 self._wait(LONGEST_RETRY)
 
     def _stop_listening(self) -> None:
-        for ear in self._ears:
+        for ear in self._ears if self._is_needed() else ():
             if ear.listening.is_set():
                 ear.listening.clear()
                 # Who sleeps until the next poll polls more often from now on.
@@ -118,7 +131,7 @@ class Listener:
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while self._ears and (left := until - time.monotonic()) > 0:
+        while self._is_needed() and (left := until - time.monotonic()) > 0:
             time.sleep(min(TICK, left))
 
     def _listen(self, outage: Outage) -> None:

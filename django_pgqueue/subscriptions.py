@@ -63,7 +63,8 @@ class Subscription:
         self._characters = 0
         self._is_lagging = False
         self._was_connected = False
-        self._closed = threading.Event()
+        #: Whether ``close()`` was called.
+        self.is_closed = False
         self._alias = settings.LISTEN_DATABASE or using
         self._listener = listener_of(self._alias)
         self._ear = Ear({services.topic_channel(topic): self._receive})
@@ -74,7 +75,8 @@ class Subscription:
 
     def close(self) -> None:
         """End it. What is buffered is dropped."""
-        self._closed.set()
+        # No lock here: see Listener.remove.
+        self.is_closed = True
         self._listener.remove(self._ear)
         self._wake()
 
@@ -87,14 +89,9 @@ class Subscription:
         self.close()
 
     @property
-    def is_closed(self) -> bool:
-        """Whether ``close()`` was called."""
-        return self._closed.is_set()
-
-    @property
     def is_listening(self) -> bool:
         """Whether messages arrive at present: not before the first connect, nor while the database is away."""
-        return self._ear.listening.is_set()
+        return self._ear.listening.is_set() and not self.is_closed
 
     def wait_until_listening(self, timeout: float) -> bool:
         """Wait for that, at most ``timeout`` seconds. Returns whether it is so."""
@@ -117,6 +114,8 @@ class Subscription:
                 logger.debug("notification is not a message topic=%s", self.topic)
 
     def _receive(self, notification: str | None) -> None:
+        if self.is_closed:
+            return
         if notification is None:
             if not self.is_listening:
                 return

@@ -45,8 +45,8 @@ def listening(*names: str) -> Iterator[list[str | None]]:
         yield heard
     finally:
         listener.remove(ear)
-    assert not ear.listening.is_set()
     wait_until(lambda: not listeners())
+    assert not ear.listening.is_set()
 
 
 def receiver(heard: list[str | None], name: str) -> Receive:
