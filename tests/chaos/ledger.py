@@ -66,7 +66,7 @@ class Ledger:
     """
     ``read`` takes the notes one by one, ``close`` balances. ``atomic``: queues whose handlers' rows
     commit with the ack. ``expired``: the dead-letter queue of what had a TTL. ``bound``: queues that
-    get a copy of what is published to the topic.
+    get a copy of what is published to the topic; the first of them is standing, so never left out.
     """
 
     def __init__(self, *, atomic: Collection[str], expired: str, bound: Collection[str]) -> None:
@@ -110,9 +110,10 @@ class Ledger:
         atomic = Counter(row.key for row in handled if row.queue in self.atomic)
         confirmed, unknown = self._keys("committed"), self._keys("unknown")
         copies = {one for publish in self.publishes if publish.copies for one in publish.ids}
-        lost_copies = copies - {one.message_id for one in [*handled, *items]}
+        lost_copies = {f"copy {one}" for one in copies - {one.message_id for one in [*handled, *items]}}
+        no_copies = {one.keys[0] for one in self.publishes if one.copies and one.outcome == "committed" and not one.ids}
         wrong: dict[str, Collection[str]] = {
-            "lost": (confirmed - found) | {f"copy {one}" for one in lost_copies},
+            "lost": (confirmed - found) | lost_copies | no_copies,
             "stuck": waiting,
             "phantom": {key for key in [*found, *(key for _, key in heard)] if not self._may_be(key)},
             "duplicates_atomic": [
@@ -169,10 +170,11 @@ class Ledger:
 
     def _torn(self, publish: Publish, found: Collection[str]) -> list[str]:
         """Return the messages that are missing of a publish whose outcome is unknown."""
-        missing = [key for key in publish.keys if key not in found]
-        # A queue that was deleted a moment ago is bound again a moment later: one copy may be all.
-        is_torn = publish.outcome == "unknown" and not publish.copies and len(missing) < len(publish.keys)
-        return missing if is_torn else []
+        if publish.outcome != "unknown":
+            return []
+        # An auto-deleted bound queue that nobody could use for a while is left out.
+        missing = [key for key in (publish.keys[:1] if publish.copies else publish.keys) if key not in found]
+        return missing if any(key in found for key in publish.keys) else []
 
     def _is_mistaken(self, one: Handled | Item) -> bool:
         """Tell whether a message goes by another id than ``publish`` returned."""

@@ -195,6 +195,14 @@ def test_the_ledger_notices_live_messages(heard: list[tuple[int, str]], problem:
     assert close(HANDLED, ITEMS, []).problems == []
 
 
+def test_the_ledger_notices_a_topic_that_lost_its_bindings() -> None:
+    """Nobody got a copy of what was published."""
+    ledger = Ledger(atomic=[], expired="", bound=["bound", "bound.auto"])
+    for note in NOTES[-2:]:
+        ledger.read({**note, "ids": []})
+    assert ledger.close([], []).problems[0] == "lost: 1 (t@bound)"
+
+
 # --- The clock ---
 
 CLOCK = """
