@@ -34,14 +34,21 @@ class Command(BaseCommand):
                 self.stdout.write(f"would purge {waiting} messages")
                 return
             # A script has no terminal, and means it.
-            if options["interactive"] and sys.stdin.isatty():
-                answer = input(f"Delete {waiting} messages of queue {queue.name!r} for good? [y/N] ")
-                if answer.strip().lower() not in ("y", "yes"):
-                    raise CommandError("not purged")
+            question = f"Delete {waiting} messages of queue {queue.name!r} for good? [y/N] "
+            if options["interactive"] and sys.stdin.isatty() and not confirmed(question):
+                raise CommandError("not purged")
             with progress_line(sys.stderr, "purged") as progress:
                 count = queue.purge(options["limit"], progress=progress)
-        except DatabaseError as error:
-            raise refusal(error) from error
         except (PGQueueError, ValueError) as error:
             raise CommandError(str(error)) from error
+        except DatabaseError as error:
+            raise refusal(error) from error
         self.stdout.write(f"purged {count} messages")
+
+
+def confirmed(question: str) -> bool:
+    """Ask at the terminal. One that is closed there has not said yes."""
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:
+        return False

@@ -74,8 +74,8 @@ class Command(BaseCommand):
                 )
         except CanaryFailed as error:
             raise CommandError(str(error), returncode=2) from error
-        except DatabaseError as error:
-            raise refusal(error) from error
         except (PGQueueError, ValueError) as error:
             raise CommandError(str(error)) from error
+        except DatabaseError as error:
+            raise refusal(error) from error
         self.stdout.write(f"redriven {count} messages")
