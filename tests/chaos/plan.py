@@ -68,6 +68,7 @@ def roles(*, has_pooler: bool) -> list[Role]:
     if has_pooler:
         found += [
             Role("publisher2", "publish", (POOLED, POOLED, *STEADY), is_pooled=True),
+            Role("publisher3", "publish", (POOLED, ATOMIC), is_pooled=True),
             Role("consumer2", "consume_queues", (POOLED, ATOMIC, AUTO, *consume), is_pooled=True),
             Role("consumer3", "consume_queues", (POOLED, *consume), is_pooled=True),
         ]
