@@ -5,6 +5,7 @@ from typing import Any
 from django import forms
 from django.contrib import admin
 from django.core.paginator import Paginator
+from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.functional import cached_property
@@ -12,7 +13,7 @@ from django.utils.functional import cached_property
 from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import InvalidQueueName
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer, QueueEvent, TopicBinding
-from django_pgqueue.validation import check_name
+from django_pgqueue.validation import check_name, check_ttl
 
 
 class UncountedPaginator(Paginator):  # type: ignore[type-arg]  # not generic at run time
@@ -71,6 +72,12 @@ class TopicBindingForm(forms.ModelForm):  # type: ignore[type-arg]  # not generi
             raise forms.ValidationError(f"There is no queue {name!r}.")
         return name
 
+    def clean_ttl(self) -> float | None:
+        try:
+            return check_ttl(self.cleaned_data["ttl"])
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from error
+
     def _clean_name(self, field: str) -> str:
         try:
             return check_name(self.cleaned_data[field])
@@ -91,7 +98,16 @@ class TopicBindingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not gene
         return super().get_queryset(request).using(database_alias())
 
     def save_model(self, request: HttpRequest, obj: TopicBinding, form: Any, change: bool) -> None:  # noqa: FBT001
-        obj.save(using=database_alias())
+        using = database_alias()
+        with transaction.atomic(using=using):
+            # The reaper, which locks the queue first, must not meet a binding that it has not locked.
+            MessageQueue.objects.using(using).select_for_update(no_key=True).filter(name=obj.queue).first()
+            obj.save(using=using)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[TopicBinding]) -> None:
+        # In the order in which publishers lock them: one statement for all would lock in another one.
+        for binding in queryset.order_by("topic", "queue"):
+            binding.delete()
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

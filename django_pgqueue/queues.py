@@ -102,27 +102,37 @@ class Queue:
     def declaration(self) -> Declaration:
         """The attributes as they are stored in the queue's row."""
         max_deliveries = self._max_deliveries or settings.MAX_DELIVERIES
-        if self._declaration is None or self._declaration.max_deliveries != max_deliveries:
-            self._declaration = Declaration(
+        bindings = tuple((topic, self.copy_ttl) for topic in sorted(self._topics))
+        kept = self._declaration
+        if kept is None or (kept.max_deliveries, kept.bindings) != (max_deliveries, bindings):
+            self._declaration = kept = Declaration(
                 self.name,
                 self._durable,
                 self._auto_deleted,
                 self._exclusive,
                 self._dead_letter,
                 max_deliveries,
-                tuple((topic, self._ttl) for topic in sorted(self._topics)),
+                bindings,
             )
-        return self._declaration
+        return kept
+
+    @property
+    def copy_ttl(self) -> float | None:
+        """
+        Seconds after which copies of a topic's messages expire, as a binding stores them. None: the default.
+
+        That of an auto-deleted queue is written down: when its row is deleted by hand nothing else tells
+        that the copies, orphans then, expire.
+        """
+        return settings.EPHEMERAL_TTL if self._ttl is None and self._auto_deleted else self._ttl
 
     def add_binding(self, topic: str) -> None:
         """Let the declaration say that the queue is bound to a topic. For ``Topic.bind``."""
         self._topics.add(topic)
-        self._declaration = None
 
     def remove_binding(self, topic: str) -> None:
         """Let it say so no more. For ``Topic.unbind``."""
         self._topics.discard(topic)
-        self._declaration = None
 
     def _refuse_cycle(self) -> None:
         """Raise ``ValueError`` where the dead-letter queues declared in this process lead back."""

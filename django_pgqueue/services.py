@@ -235,8 +235,8 @@ def declare(declaration: Declaration, using: str) -> bool:
                 cursor.execute(sql.ENSURE_DEAD_LETTER_QUEUE, {"name": declaration.name, "target": target})
     if created:
         _created(connection, declaration, known=known)
-    else:
-        _bind_declared(declaration, using)
+    # Once more where it was created: there an error is only logged, and here the caller has to know.
+    _bind_declared(declaration, using)
     _remember(connection, declaration.name)
     return created
 
@@ -315,7 +315,7 @@ def _created(connection: BaseDatabaseWrapper, declaration: Declaration, *, known
         else:
             signals.queue_created.send_robust(declaration.name, using=using)
 
-    _once_committed(tell, using)
+    once_committed(tell, using)
 
 
 def _bind_declared(declaration: Declaration, using: str) -> None:
@@ -323,7 +323,7 @@ def _bind_declared(declaration: Declaration, using: str) -> None:
         bind(topic, declaration.name, ttl, using)
 
 
-def _once_committed(tell: Callable[[], object], using: str) -> None:
+def once_committed(tell: Callable[[], object], using: str) -> None:
     """Tell at once, or inside a transaction when it commits: what is rolled back did not happen."""
     if connections[using].in_atomic_block:
         transaction.on_commit(tell, using=using, robust=True)
@@ -335,7 +335,7 @@ def pause(name: str, using: str) -> None:
     """Stop claims of a queue. Raises ``QueueNotFound``."""
     if not _run(using, sql.PAUSE, name=name):
         raise QueueNotFound(name)
-    _once_committed(lambda: signals.queue_paused.send_robust(name, using=using), using)
+    once_committed(lambda: signals.queue_paused.send_robust(name, using=using), using)
 
 
 def resume(name: str, using: str) -> None:
@@ -347,7 +347,7 @@ def resume(name: str, using: str) -> None:
         signals.queue_resumed.send_robust(name, using=using)
         notify(name, using)
 
-    _once_committed(tell, using)
+    once_committed(tell, using)
 
 
 def touch(names: Sequence[str], using: str) -> set[str]:
@@ -641,12 +641,17 @@ def read_notification(notification: str, using: str) -> str | None:
 
 
 def bind(topic: str, queue: str, ttl: float | None, using: str) -> None:
-    """Let a queue get a copy of each message of a topic, expiring after ``ttl`` seconds (None: the default)."""
-    _run(using, sql.BIND, topic=topic, queue=queue, ttl=ttl)
+    """
+    Let a queue get a copy of each message of a topic, expiring after ``ttl`` seconds (None: the default).
+
+    Raises ``QueueNotFound``.
+    """
+    if not _run(using, sql.BIND, topic=topic, queue=queue, ttl=ttl):
+        raise QueueNotFound(queue)
 
 
 def unbind(topic: str, queue: str, using: str) -> bool:
-    """End that. Returns whether it was bound."""
+    """End that. Returns whether it was bound. May wait for publishers to the topic."""
     return bool(_run(using, sql.UNBIND, topic=topic, queue=queue))
 
 
@@ -965,7 +970,7 @@ def _tell_dead_lettered(name: str, ids: list[int], target: str | None, reason: s
     def tell() -> None:
         signals.messages_dead_lettered.send_robust(name, using=using, ids=ids, target=target, reason=reason)
 
-    _once_committed(tell, using)
+    once_committed(tell, using)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1006,7 +1011,7 @@ def _tell_redriven(name: str, count: int, using: str) -> None:
         signals.messages_redriven.send_robust(name, using=using, count=count)
         notify(name, using)
 
-    _once_committed(tell, using)
+    once_committed(tell, using)
 
 
 def exists(name: str, using: str) -> bool:
@@ -1036,7 +1041,7 @@ def purge(name: str, limit: int, before: datetime, using: str) -> int:
     """Delete a batch of what nobody holds and was published up to ``before``. Returns how many."""
     count = len(_run(using, sql.PURGE, name=name, limit=limit, before=before))
     if count:
-        _once_committed(lambda: signals.messages_purged.send_robust(name, using=using, count=count), using)
+        once_committed(lambda: signals.messages_purged.send_robust(name, using=using, count=count), using)
     return count
 
 

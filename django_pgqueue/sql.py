@@ -250,21 +250,27 @@ RETURNING id
 
 # PUBLISH_TO_TOPIC - put a message on every queue that is bound to a topic, and store what does not
 # fit into a notification.
-# A bound auto-deleted queue that nobody has used for %(idle_for)s seconds is left out: its subscriber
-# went away, and what is put there must not keep it. A bound queue without a row (deleted by hand; the
-# reaper removes the bindings along) gets its message as an orphan, which comes in when it is back.
+# A bound auto-deleted queue that nobody has used for %(idle_for)s seconds is left out, and not even
+# locked: its subscriber went away, and what is put there must not keep it. A bound queue without a row
+# (deleted by hand; the reaper removes the bindings along) gets its message as an orphan, which comes in
+# when it is back.
 # Locks: KEY SHARE on the bindings and on the queues' rows, each in name order. Once locked they stay.
 # Returns rows: the id of the body (null: none), and id and queue of each message put on a queue (null
 # in the only row if there is none).
 PUBLISH_TO_TOPIC = """
 WITH binding AS MATERIALIZED (
     SELECT queue, ttl
-    FROM django_pgqueue_topicbinding
+    FROM django_pgqueue_topicbinding AS binding
     WHERE topic = %(topic)s
+      AND NOT EXISTS (SELECT
+                      FROM django_pgqueue_messagequeue
+                      WHERE name = binding.queue
+                        AND auto_deleted
+                        AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second')
     ORDER BY queue
-    FOR KEY SHARE
+    FOR KEY SHARE OF binding
 ), bound AS MATERIALIZED (
-    SELECT name, auto_deleted, last_active
+    SELECT name, auto_deleted
     FROM django_pgqueue_messagequeue
     WHERE name = ANY (ARRAY(SELECT queue FROM binding))
     ORDER BY name
@@ -275,9 +281,6 @@ WITH binding AS MATERIALIZED (
                     CASE WHEN bound.auto_deleted THEN %(ephemeral_ttl)s::float8
                          ELSE %(default_ttl)s::float8 END) AS ttl
     FROM binding LEFT JOIN bound ON bound.name = binding.queue
-    WHERE bound.name IS NULL
-       OR NOT bound.auto_deleted
-       OR bound.last_active >= statement_timestamp() - %(idle_for)s * interval '1 second'
 ), published AS (
     INSERT INTO django_pgqueue_messagequeueitem
         (queue_id, orphaned_from, payload, headers, expires_at)
@@ -305,13 +308,20 @@ NOTIFY_TOPIC = "SELECT pg_notify(%(channel)s, %(content)s)"
 TOPIC_BODY = "SELECT content FROM django_pgqueue_topicbody WHERE id = %(id)s"
 
 # BIND - let a queue get a copy of each message of a topic.
-# Locks: the binding's row, if it is there.
+# Locks: KEY SHARE on the queue's row, so that the reaper, which locks it first, never meets a binding that
+# it has not locked; and the binding's row, if it is there.
+# Returns the queue's name, or no row: there is no such queue.
 BIND = """
-INSERT INTO django_pgqueue_topicbinding AS binding (topic, queue, ttl)
-VALUES (%(topic)s, %(queue)s, %(ttl)s)
-ON CONFLICT (topic, queue) DO UPDATE
-SET ttl = excluded.ttl
-WHERE binding.ttl IS DISTINCT FROM excluded.ttl
+WITH queue AS MATERIALIZED (
+    SELECT name FROM django_pgqueue_messagequeue WHERE name = %(queue)s FOR KEY SHARE
+), bound AS (
+    INSERT INTO django_pgqueue_topicbinding AS binding (topic, queue, ttl)
+    SELECT %(topic)s::text, name, %(ttl)s::float8 FROM queue
+    ON CONFLICT (topic, queue) DO UPDATE
+    SET ttl = excluded.ttl
+    WHERE binding.ttl IS DISTINCT FROM excluded.ttl
+)
+SELECT name FROM queue
 """
 
 # UNBIND - end that. Locks: the binding's row; waits for publishers that put messages there.

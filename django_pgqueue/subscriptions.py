@@ -107,9 +107,8 @@ class Subscription:
                 content = self._contents.popleft()
                 self._characters -= len(content)
             try:
-                decoded = json.loads(content)
-                return TopicMessage(UUID(decoded["id"]), self.topic, decoded["payload"], decoded["headers"])
-            except (ValueError, TypeError, KeyError, RecursionError):
+                return decode(content, self.topic)
+            except (ValueError, RecursionError):
                 # Anybody may notify the channel.
                 logger.debug("notification is not a message topic=%s", self.topic)
 
@@ -157,6 +156,14 @@ class Subscription:
         signals.subscription_lagged.send_robust(self.topic, using=self.using, reason=reason, dropped=dropped)
 
 
+def decode(content: str, topic: str) -> TopicMessage:
+    """Return the message. Raises ``ValueError`` or ``RecursionError`` for what is none."""
+    match json.loads(content):
+        case {"id": str(message_id), "payload": payload, "headers": dict(headers)}:
+            return TopicMessage(UUID(message_id), topic, payload, headers)
+    raise ValueError("not a message of a topic")
+
+
 # The last body that was read, by its notification: several subscriptions of a process get the same
 # notification one after the other, in the listener's thread.
 _last_read = threading.local()
@@ -185,17 +192,24 @@ def subscribe(topic: str, using: str, callback: Callable[[TopicMessage], object]
                 guard.before(0)
                 try:
                     callback(message)
-                except Exception:
+                except BaseException:
+                    # SystemExit and the like too: a thread that ended would be missed by nobody.
                     logger.exception("subscriber failed topic=%s id=%s", topic, message.id)
-                guard.after()
+                if guard.after():
+                    logger.error("subscriber left a transaction open, rolled back topic=%s id=%s", topic, message.id)
             arrived.wait()
         guard.close()
 
     threading.Thread(target=deliver, name=f"pgqueue topic {topic}", daemon=True).start()
     subscription.open()
     if not subscription.wait_until_listening(HEARD_WITHIN):
-        logger.warning("subscribed, but not connected yet topic=%s", topic)
+        warn_of_silence(topic)
     return subscription
+
+
+def warn_of_silence(topic: str) -> None:
+    """Tell that what is published now is missed."""
+    logger.warning("subscribed, but not connected yet topic=%s", topic)
 
 
 class LiveMessages:
@@ -212,12 +226,14 @@ class LiveMessages:
 
     async def __aenter__(self) -> Self:
         subscription = self._open()
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(HEARD_WITHIN):
                 while not subscription.is_listening:
                     self._arrived.clear()
                     if not subscription.is_listening:
                         await self._arrived.wait()
+        except TimeoutError:
+            warn_of_silence(subscription.topic)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -248,11 +264,21 @@ class LiveMessages:
     def _open(self) -> Subscription:
         if self._subscription is None:
             loop, arrived = asyncio.get_running_loop(), self._arrived
+            is_asked = False
+
+            def arrive() -> None:
+                nonlocal is_asked
+                is_asked = False
+                arrived.set()
 
             def wake() -> None:
-                # Closed: its loop ended, and nobody waits any more.
-                with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(arrived.set)
+                nonlocal is_asked
+                # Once until it does: a loop that is blocked would else gather a call for each message.
+                if not is_asked:
+                    is_asked = True
+                    # Closed: its loop ended, and nobody waits any more.
+                    with contextlib.suppress(RuntimeError):
+                        loop.call_soon_threadsafe(arrive)
 
             self._subscription = Subscription(*self._arguments, wake)
             # A loop that is left by break or cancelled drops this object, and says nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -74,6 +75,8 @@ class Topic:
         """
         if not callable(callback):
             raise ValueError(f"{callback!r} is not callable, so it cannot subscribe to topic {self.name!r}")
+        if inspect.iscoroutinefunction(callback):
+            raise ValueError(f"{callback!r} is async, so calling it does not run it; use listen()")
         return subscriptions.subscribe(self.name, self.using, callback, check_count(buffer, "buffer"))
 
     def listen(self, *, buffer: int = subscriptions.BUFFER) -> LiveMessages:
@@ -95,9 +98,13 @@ class Topic:
         """
         if queue.using != self.using:
             raise ValueError(f"{queue!r} is on database {queue.using!r}, {self!r} on {self.using!r}")
-        queue.add_binding(self.name)
         if apps.ready:
             queue.declare()
+            services.bind(self.name, queue.name, queue.copy_ttl, self.using)
+            # Rolled back, it did not happen: then no later declare may write it.
+            services.once_committed(lambda: queue.add_binding(self.name), self.using)
+        else:
+            queue.add_binding(self.name)
 
     def unbind(self, queue: Queue) -> bool:
         """
@@ -105,5 +112,6 @@ class Topic:
 
         Waits for publishers that are just putting messages there.
         """
-        queue.remove_binding(self.name)
-        return services.unbind(self.name, queue.name, self.using)
+        was_bound = services.unbind(self.name, queue.name, self.using)
+        services.once_committed(lambda: queue.remove_binding(self.name), self.using)
+        return was_bound
