@@ -430,14 +430,28 @@ class Consumer:
             if lane.held.get(held.message.id) is held:
                 by_verb.setdefault(outcome.verb, []).append((held, outcome))
         for verb, ended in by_verb.items():
-            messages = [held.message for held, _ in ended]
+            self._settle_ended(verb, lane, ended)
+
+    def _settle_ended(self, verb: str, lane: Lane, ended: Sequence[tuple[Held, Outcome]]) -> None:
+        messages = [held.message for held, _ in ended]
+        try:
             lost = self._settle_as(verb, lane, messages, [outcome for _, outcome in ended])
-            for message in messages:
-                del lane.held[message.id]
-            if verb == "release":
-                self._claimed -= len(messages)
-            else:
-                self.handled += len(messages) - len(lost)
+        except DATABASE_FAULTS as error:
+            if not is_of_a_row(error):
+                raise
+            # One of these rows is refused, by a trigger say. It holds up no other, and nobody for ever.
+            if len(ended) > 1:
+                for one in ended:
+                    self._settle_ended(verb, lane, [one])
+                return
+            logger.exception("message not settled, its lease runs out queue=%s ids=%s", lane.queue.name, messages[0].id)
+            lost = {messages[0].id}
+        for message in messages:
+            del lane.held[message.id]
+        if verb == "release":
+            self._claimed -= len(messages)
+        else:
+            self.handled += len(messages) - len(lost)
 
     def _settle_as(self, verb: str, lane: Lane, messages: list[Message], outcomes: list[Outcome]) -> set[int]:
         reasons = [outcome.reason for outcome in outcomes]
@@ -487,3 +501,11 @@ class Consumer:
                 elif one.message.id in extension.lost and one.message.id in lane.held:
                     # Settled meanwhile, or lost: either way a waiting one must not start.
                     one.lost = True
+
+
+def is_of_a_row(error: BaseException) -> bool:
+    """Tell an error that a row's content makes, so that it comes again each time, and only for this row."""
+    sqlstate = getattr(error.__cause__, "sqlstate", None)
+    # By class of SQLSTATE: 22 data, 23 integrity, 27 to 44 triggers, functions and views, 54 limits, P0 raised
+    # by a function, XX corruption.
+    return sqlstate is not None and sqlstate[:2] in {"22", "23", "27", "38", "39", "44", "54", "P0", "XX"}
