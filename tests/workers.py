@@ -107,13 +107,14 @@ def command(
     queues: Sequence[Any] = (),
     settings: Mapping[str, Any] | None = None,
     url: str | None = None,
+    module: str = "django",
 ) -> Iterator[Worker]:
-    """Start a management command; kill it at the end if it still runs."""
+    """Start a management command, or another module; kill it at the end if it still runs."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("wb") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-m", "django", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 cwd=ROOT,
                 env=environment(queues, settings, url),
                 stdin=subprocess.DEVNULL,
