@@ -132,7 +132,8 @@ def test_purges_at_once_add_up(queue: Queue) -> None:
 def test_a_hundred_thousand_are_purged_in_bounded_time(queue: Queue) -> None:
     """In batches, beside a publisher who never waits; the last batch costs what the first did."""
     fetch(
-        "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) SELECT 'q', '1' FROM generate_series(1, 100000)"
+        "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload)"
+        " SELECT 'q', '1' FROM generate_series(1, 100000)"
     )
     times = [time.monotonic()]
 

@@ -66,7 +66,7 @@ def test_b69_the_admin_edits_no_queue() -> None:
 
 @cycles
 @pytest.mark.parametrize("wait", [False, True], ids=["at once", "retried"])
-def test_b69_a_cycle_made_by_sql_is_left_after_one_round(names: list[str], wait: bool, settings: Any) -> None:  # noqa: FBT001
+def test_b69_a_cycle_made_by_sql_is_left_after_one_round(names: list[str], wait: bool, settings: Any) -> None:
     """Case B69: ten messages, a failing consumer on each queue: each queue is visited once, then they are parked."""
     settings.PGQUEUE = {"BACKOFF": {"base": 0.01, "jitter": 0}, "POLL_INTERVAL": 0.2}
     visits: list[tuple[Any, str]] = []

@@ -128,7 +128,8 @@ def test_a_failed_canary_has_a_status_of_its_own() -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        f"CommandError: redrive of queue 'work' stopped after 1 messages: died again [{ids[0]}], not settled in time []\n"
+        "CommandError: redrive of queue 'work' stopped after 1 messages:"
+        f" died again [{ids[0]}], not settled in time []\n"
     )
     assert len(payloads("work.dead")) == 3
 
