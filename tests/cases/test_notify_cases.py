@@ -79,6 +79,8 @@ def test_b27_published_between_the_claim_and_the_wait(
 def test_b27_published_before_listen_is_issued(no_polling: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The consumer looked and sleeps, the listener is still connecting: it asks for a look when it listens."""
     queue, seen = Queue("q"), []
+    # That of the test before is this process's one: it would be used on.
+    wait_until(lambda: not listener_kills.listeners())
     with Proxy() as proxy:
         settings = connections.settings["default"]
         monkeypatch.setitem(settings, "HOST", "127.0.0.1")

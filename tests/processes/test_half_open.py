@@ -12,6 +12,7 @@ from django.db.backends.signals import connection_created
 from django_pgqueue import Message, Queue, listener
 from django_pgqueue.consumer import Consumer
 from tests.proxy import Proxy
+from tests.soak.listener_kills import listeners
 from tests.support import fetch, wait_until
 from tests.workers import consuming, database_url, worker
 
@@ -31,6 +32,8 @@ def proxy() -> Iterator[Proxy]:
 @pytest.fixture
 def through_proxy(proxy: Proxy) -> Iterator[Proxy]:
     """Let the default alias, in threads that connect from now on, go through the proxy."""
+    # The listener of the test before is this process's one: it would be used on.
+    wait_until(lambda: not listeners())
     settings = connections.settings["default"]
     before = {key: settings[key] for key in ("HOST", "PORT")}
     settings.update(HOST="127.0.0.1", PORT=proxy.port)
