@@ -3,8 +3,10 @@
 import logging
 import os
 import sys
+import threading
 from argparse import ArgumentParser
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
@@ -14,6 +16,12 @@ from django_pgqueue.consumer import Consumer
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
 from django_pgqueue.queues import Queue, find_queue, registered_handlers
 from django_pgqueue.workers import Handler
+
+logger = logging.getLogger("django_pgqueue")
+
+# Seconds after the grace, and after a second signal, in which the process has to end by itself.
+STUCK = 5.0
+STUCK_NOW = 2.0
 
 
 class Command(BaseCommand):
@@ -53,20 +61,42 @@ class Command(BaseCommand):
             )
         except (ValueError, LookupError, ImportError) as error:
             raise CommandError(str(error)) from error
-        with on_stop_signal(lambda: consumer.stop(now=consumer.is_stopping)):
+        is_process = getattr(self, "_called_from_command_line", False)
+        with ExitStack() as stack:
+
+            def stop() -> None:
+                is_second = consumer.is_stopping
+                consumer.stop(now=is_second)
+                if is_process:
+                    timer = threading.Timer(STUCK_NOW if is_second else options["grace"] + STUCK, end_stuck)
+                    timer.daemon = True
+                    timer.start()
+                    stack.callback(timer.cancel)
+
+            stack.enter_context(on_stop_signal(stop))
             try:
                 handled = consumer.run()
             except DatabaseError as error:
                 raise refusal(error) from error
         if options["verbosity"] > 1:
             self.stdout.write(f"handled {handled} messages")
-        if consumer.has_abandoned and getattr(self, "_called_from_command_line", False):
+        if consumer.has_abandoned and is_process:
             # Daemon threads don't hold up the end, but the threads of an executor do (sync_to_async,
             # a handler's own pool): the interpreter would wait for those handlers.
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
+            end_now(0)
+
+
+def end_stuck() -> None:
+    """End the process although ``run()`` has not: its statement waits for a lock, or the server does not answer."""
+    logger.error("the database holds up the end, leases run out")
+    end_now(1)
+
+
+def end_now(status: int) -> NoReturn:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def handlers_of(names: list[str], path: str | None) -> list[Handler]:
