@@ -141,6 +141,8 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
         "orphaned_from",
         "dead_lettered_from",
     )
+    # By any other column, the whole table would be read and sorted for one page.
+    sortable_by = ("id",)
     ordering = ("-id",)
     show_full_result_count = False
     paginator = UncountedPaginator
