@@ -302,7 +302,8 @@ def test_b88_a_message_s_page_that_was_opened_before_changes_nothing(
         "lease_expires_at_0": "",
         "_save": "Save",
     }
-    assert admin_client.post(url, form).status_code == 403
+    # Of what is gone, Django's newer admin says so and sends the user away.
+    assert admin_client.post(url, form).status_code in ((403,) if before else (403, 302))
     for action in ("delete_selected", "retry", "requeue"):
         admin_client.post(
             item_url("changelist"), {"action": action, "_selected_action": [message_id], "post": "yes", "index": 0}
