@@ -90,6 +90,8 @@ class Consumer:
             for handler in handlers
         )
         self._turns = 0
+        # Monotonic time until which others see that this process lives.
+        self._seen_until = 0.0
         self._heartbeat = Heartbeat(
             self.using, declared=[lane.queue.declaration for lane in self._lanes], consumer=self.id
         )
@@ -197,12 +199,14 @@ class Consumer:
     def _beat(self) -> None:
         sent = time.monotonic()
         self._heartbeat.run_once()
+        self._seen_until = sent + TRUSTED_HEARTBEATS * settings.HEARTBEAT_INTERVAL
+        now = time.monotonic()
         for lane in self._lanes:
-            if lane.queue.declaration.exclusive:
-                if lane.owned_until < sent:
-                    # Nothing was claimed meanwhile.
-                    self._event.set()
-                lane.owned_until = sent + TRUSTED_HEARTBEATS * settings.HEARTBEAT_INTERVAL
+            if lane.is_exclusive and now < lane.owned_until:
+                lane.owned_until = self._seen_until
+            elif lane.is_exclusive:
+                # Too late: another may own the queue. A claim tells, and there was none meanwhile.
+                self._event.set()
 
     def _every(self, interval: float, run_once: Callable[[], object], loop: str) -> None:
         with own_connection(self.using, loop):
@@ -272,6 +276,10 @@ class Consumer:
     def _turn(self) -> list[Lane]:
         """Return the lanes to claim for, another first each time."""
         now = time.monotonic()
+        for lane in self._lanes:
+            if now >= lane.owned_until:
+                # Another may own the queue by now: what has not started is for whoever does.
+                self._give_back_waiting(lane)
         if self._is_solo(now):
             return []
         suspected = [lane for lane in self._lanes if lane.suspect_waiting and not lane.is_stuck(now)]
@@ -289,8 +297,8 @@ class Consumer:
     def _is_open(self, lane: Lane, now: float) -> bool:
         """Tell whether the lane has use for more messages."""
         is_full = bool(lane.held) and sum(each.size for each in self._lanes) >= HELD_SIZE
-        is_owned = now < lane.owned_until
-        return lane.is_low and self._room(lane) > 0 and not is_full and is_owned and not lane.is_stuck(now)
+        is_seen = not lane.is_exclusive or now < self._seen_until
+        return lane.is_low and self._room(lane) > 0 and not is_full and is_seen and not lane.is_stuck(now)
 
     def _is_solo(self, now: float) -> bool:
         """Tell whether a suspect is being handled that others must not be beside."""
@@ -315,8 +323,11 @@ class Consumer:
 
     def _claim(self, lane: Lane) -> None:
         room = self._room(lane)
+        seen_until = self._seen_until
         before = time.monotonic()
-        if room <= 0 or self._stopping.is_set() or self._is_solo(before) or before >= lane.owned_until:
+        if room <= 0 or self._stopping.is_set() or self._is_solo(before):
+            return
+        if lane.is_exclusive and before >= seen_until:
             return
         if lane.woken:
             lane.woken = False
@@ -336,6 +347,8 @@ class Consumer:
         if claim.closed:
             # Paused, or another's by now: what has not started is for whoever may have it.
             self._give_back_waiting(lane)
+        elif claim.messages and lane.is_exclusive:
+            lane.owned_until = max(lane.owned_until, seen_until)
         self._claimed += len(claim.messages)
         is_suspect = bool(claim.messages) and claim.messages[0].suspect
         lane.suspects_in_row = lane.suspects_in_row + 1 if is_suspect else 0
@@ -352,7 +365,9 @@ class Consumer:
     def _plan_look(self, lane: Lane, claim: services.Claim, *, is_more: bool) -> None:
         now = time.monotonic()
         if claim.closed:
-            lane.next_look = now + settings.POLL_INTERVAL
+            # Woken, it looks once more: what opens the queue may have been told together with something else.
+            lane.next_look = now + (settings.NOTIFY_INTERVAL if lane.look_again else settings.POLL_INTERVAL)
+            lane.look_again = False
         elif is_more or claim.dead_lettered or (claim.messages and self.drain):
             lane.next_look = now
         elif (claim.messages or lane.look_again) and not self.drain:

@@ -806,11 +806,21 @@ def claim_by_hand(declaration: Declaration, using: str, *, limit: int, lease: fl
     """Claim as this process, not as a running consumer. See ``claim``."""
     consumer = _claimers.setdefault(os.getpid(), uuid4())
     _refuse_transaction(connections[using])
-    # The owner of an exclusive queue must be seen to live.
-    if declaration.exclusive and time.monotonic() - _beaten.get((consumer, using), -1e9) > settings.HEARTBEAT_INTERVAL:
-        beat(consumer, socket.gethostname(), os.getpid(), [declaration.name], using)
-        _beaten[consumer, using] = time.monotonic()
-    return claim(declaration, using, limit=limit, lease=lease, consumer=consumer)
+    has_beaten = time.monotonic() - _beaten.get((consumer, using), -1e9) <= settings.HEARTBEAT_INTERVAL
+    if declaration.exclusive and not has_beaten:
+        _beat_by_hand(declaration, consumer, using)
+    found = claim(declaration, using, limit=limit, lease=lease, consumer=consumer)
+    if declaration.exclusive and has_beaten and found.closed:
+        # Another owns it, or this process's row is gone, as after a flush: then it could not take over.
+        _beat_by_hand(declaration, consumer, using)
+        found = claim(declaration, using, limit=limit, lease=lease, consumer=consumer)
+    return found
+
+
+def _beat_by_hand(declaration: Declaration, consumer: UUID, using: str) -> None:
+    """The owner of an exclusive queue must be seen to live."""
+    beat(consumer, socket.gethostname(), os.getpid(), [declaration.name], using)
+    _beaten[consumer, using] = time.monotonic()
 
 
 def take_over(name: str, consumer: UUID, using: str) -> bool:

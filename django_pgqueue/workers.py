@@ -132,15 +132,23 @@ class Lane:
     #: A claim met a suspect and left it; how many were taken in a row.
     suspect_waiting: bool = False
     suspects_in_row: int = 0
-    #: Monotonic time until which this process may be sure to own the queue, if that is exclusive.
-    owned_until: float = math.inf
+    #: Monotonic time until which this process may be sure to own the queue, if that is exclusive: a claim
+    #: that brings messages proves it, and each heartbeat in time prolongs it.
+    owned_until: float = field(init=False)
     #: Of an async handler: the event loop, and its event that something is waiting.
     loop: asyncio.AbstractEventLoop | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def __post_init__(self) -> None:
+        self.owned_until = 0.0 if self.is_exclusive else math.inf
+
     @property
     def queue(self) -> ConsumableQueue:
         return self.handler.queue
+
+    @property
+    def is_exclusive(self) -> bool:
+        return self.queue.declaration.exclusive
 
     def wake(self) -> None:
         # In this order: who plans the next look reads ``woken`` after writing ``next_look``.
