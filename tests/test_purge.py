@@ -84,7 +84,7 @@ def test_the_row_of_the_queue_stays(queue: Queue) -> None:
 def test_a_queue_that_was_never_made_has_nothing_to_purge() -> None:
     """And is not made by it."""
     assert Queue("nobody").purge() == 0
-    assert fetch("SELECT FROM django_pgqueue_messagequeue") == []
+    assert fetch("SELECT name FROM django_pgqueue_messagequeue WHERE name = 'nobody'") == []
 
 
 def test_inside_a_transaction_all_of_it_is_part_of_that(queue: Queue) -> None:
