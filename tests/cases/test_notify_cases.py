@@ -49,31 +49,30 @@ def test_b27_published_between_the_claim_and_the_wait(
     no_polling: None, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """The claim found nothing, the wake-up comes before the consumer waits: it does not sleep through it."""
-    queue, seen = Queue("q"), []
-    claim, empty_claims = services.claim, 0
+    queue, sent, seen, empty = Queue("q"), [], [], []
+    claim = services.claim
 
     def claim_then_dawdle(*args: Any, **kwargs: Any) -> services.Claim:
-        nonlocal empty_claims
         found = claim(*args, **kwargs)
-        if not found.messages and len(seen) == empty_claims < 3:
-            empty_claims += 1
+        # Each first one is followed by another look anyway, each second one by a long sleep.
+        empty.append(not found.messages)
+        if empty[-2:] == [True, True] and len(sent) < 3:
+            empty.clear()
+            wait_until(lambda: seen == sent)
             with Session() as publisher:
-                publisher.run(publish, form)
+                publisher.run(publish)
                 time.sleep(0.3)  # The wake-up arrives meanwhile.
         return found
 
-    def publish(form: str) -> None:
-        if form == "atomic":
-            with transaction.atomic():
-                queue.publish(empty_claims)
-        else:
-            queue.publish(empty_claims)
+    def publish() -> None:
+        with transaction.atomic() if form == "atomic" else nullcontext():
+            sent.append(queue.publish({}))
 
     monkeypatch.setattr(services, "claim", claim_then_dawdle)
-    with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])):
+    with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.id))])):
         for number in range(1, 4):
-            wait_until(lambda number=number: len(seen) == number, PROMPT)  # type: ignore[misc]
-    assert seen == [1, 2, 3]
+            wait_until(lambda number=number: len(sent) == number)  # type: ignore[misc]
+            wait_until(lambda: seen == sent, PROMPT)
 
 
 def test_b27_published_before_listen_is_issued(no_polling: None, monkeypatch: pytest.MonkeyPatch) -> None:

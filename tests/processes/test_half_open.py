@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,6 +123,7 @@ def test_a_consumer_goes_on_without_its_listener(proxy: Proxy) -> None:
     with worker(settings={"POLL_INTERVAL": 60}, url=database_url(netloc=proxy.netloc, query="sslmode=disable")):
         wait_until(lambda: proxy.count(LISTENER) == 1)
         for _ in range(3):
+            time.sleep(0.5)  # Let it fall asleep.
             queue.publish({})
             wait_until(lambda: queue.stats().ready == 0, 8)
 
