@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
