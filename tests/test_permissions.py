@@ -6,23 +6,27 @@ in which PUBLIC has nothing.
 """
 
 import re
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from uuid import uuid4
 
 import psycopg
 import pytest
+from django.apps import apps
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connections, transaction
 from psycopg import sql
 
-from django_pgqueue import Queue, services
+from django_pgqueue import Queue, Topic, services, subscriptions
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.heartbeat import Heartbeat
 from django_pgqueue.reaper import Reaper
 from tests.databases import alias, database
-from tests.support import connect, fetch, second_session
+from tests.support import DEADLINE, connect, fetch, second_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -81,9 +85,12 @@ def grants() -> list[Grant]:
     return found
 
 
+#: Seconds for which a message of a topic is waited for: with a grant left out none comes.
+SOON = 2.0
+
 GRANTS = grants()
 ROLES = sorted({grant.role for grant in GRANTS})
-TABLES = ("django_pgqueue_messagequeueitem", "django_pgqueue_messagequeue", "django_pgqueue_queueconsumer")
+TABLES = [model._meta.db_table for model in apps.get_app_config("django_pgqueue").get_models()]
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +176,24 @@ def publish(shop: Shop, using: str) -> None:
             passing.publish({"n": 3})
 
 
+def announce(shop: Shop, using: str) -> None:
+    topic = Topic("prices", using=using)
+    for name in ("orders", "replies"):
+        Topic("prices", using=shop.owner).bind(shop.queue(name))
+    shop.sql("DELETE FROM django_pgqueue_messagequeue WHERE name = 'replies'")
+    assert len(topic.publish({"n": 1})) == 2
+    with transaction.atomic(using=using):
+        assert len(topic.publish({"text": "x" * 9_000}, ttl=60)) == 2
+
+
+def subscribe(shop: Shop, using: str) -> None:
+    seen: SimpleQueue = SimpleQueue()
+    with closing(Topic("prices", using=using).subscribe(lambda message: seen.put(message.payload))):
+        for payload in ("small", "x" * 9_000):
+            Topic("prices", using=shop.owner).publish(payload)
+            assert seen.get(timeout=SOON) == payload
+
+
 def consume(shop: Shop, using: str) -> None:
     shop.queue("orders").publish_many([{"n": n} for n in range(5)])
     # Another one, which somebody had deleted: its message is an orphan.
@@ -182,6 +207,16 @@ def consume(shop: Shop, using: str) -> None:
     queue.ack(one)
     queue.nack(two, delay=0, reason="later")
     queue.reject(three, reason="no")
+    # An auto-deleted queue that vanished comes back with an event.
+    passing = Queue("passing", auto_deleted=True, using=using)
+    passing.declare()
+    shop.sql("DELETE FROM django_pgqueue_messagequeue WHERE name = 'passing'")
+    passing.declare()
+    assert fetch("SELECT kind FROM django_pgqueue_queueevent", using=shop.owner) == [("vanished",)]
+    topic = Topic("prices", using=using)
+    topic.bind(passing)
+    topic.bind(Queue("passing", auto_deleted=True, ttl=7, using=using))
+    assert topic.unbind(passing)
     replies = Queue("replies", using=using)
     replies.declare()
     assert services.look("replies", using).orphans
@@ -189,6 +224,8 @@ def consume(shop: Shop, using: str) -> None:
     heartbeat = Heartbeat(using, declared=[queue.declaration], consumer=uuid4())
     heartbeat.run_once()
     heartbeat.run_once()
+    Queue("owned", exclusive=True, using=using).declare()
+    assert services.take_over("owned", heartbeat.consumer, using)
     services.forget_consumer(heartbeat.consumer, using)
 
 
@@ -200,13 +237,17 @@ def reap(shop: Shop, using: str) -> None:
     shop.queue("gone").publish({})
     shop.sql("DELETE FROM django_pgqueue_messagequeue WHERE name IN ('gone', 'late', 'killer.dead')")
     shop.queue("gone").declare()
-    shop.queue("idle", auto_deleted=True).declare()
+    Topic("prices", using=shop.owner).bind(shop.queue("idle", auto_deleted=True))
+    shop.sql("INSERT INTO django_pgqueue_queueevent (queue, kind, at) VALUES ('long ago', 'reaped', '2000-01-01')")
+    shop.sql("INSERT INTO django_pgqueue_topicbody (content, expires_at) VALUES ('', '2000-01-01')")
     shop.sql("UPDATE django_pgqueue_messagequeue SET last_active = '2000-01-01' WHERE name = 'idle'")
     services.beat(uuid4(), "host", 1, ["orders"], shop.owner)
     shop.sql("UPDATE django_pgqueue_queueconsumer SET last_heartbeat = '2000-01-01'; SELECT pg_sleep(0.002)")
     reaped = Reaper(using).run_once()
     assert (reaped.expired, reaped.dead_lettered, reaped.adopted, reaped.queues) == (1, 2, 1, ["idle"])
-    assert fetch("SELECT count(*) FROM django_pgqueue_queueconsumer", using=shop.owner) == [(0,)]
+    assert (reaped.events, reaped.bodies) == (1, 1)
+    for table in ("django_pgqueue_queueconsumer", "django_pgqueue_topicbinding", "django_pgqueue_topicbody"):
+        assert fetch(f"SELECT count(*) FROM {table}", using=shop.owner) == [(0,)]
 
 
 def keep_alive(shop: Shop, using: str) -> None:
@@ -218,6 +259,21 @@ def keep_alive(shop: Shop, using: str) -> None:
     ]
 
 
+def operate(shop: Shop, using: str) -> None:
+    shop.queue("orders").publish_many([{}, {}, {}], headers={"tenant": 1})
+    shop.queue("orders").reject(*shop.queue("orders").claim(3), reason="no")
+    queue = Queue("orders", using=using)
+    queue.pause()
+    assert shop.queue("orders").claim() == []
+    queue.resume()
+    assert queue.redrive(limit=1) == 1
+    assert queue.redrive(reason="no", headers={"tenant": 1}, limit=1) == 1
+    # Parked on a dead-letter queue without one of its own.
+    shop.queue("orders.dead").reject(*shop.queue("orders.dead").claim(3), reason="no")
+    assert Queue("orders.dead", using=using).redrive() == 1
+    assert queue.purge() == 2
+
+
 def look(shop: Shop, using: str) -> None:
     shop.queue("orders").publish({})
     assert Queue("orders", using=using).stats().ready == 1
@@ -226,9 +282,12 @@ def look(shop: Shop, using: str) -> None:
 
 JOBS = {
     "shop_publisher": publish,
+    "shop_announcer": announce,
+    "shop_subscriber": subscribe,
     "shop_consumer": consume,
     "shop_reaper": reap,
     "shop_heartbeat": keep_alive,
+    "shop_operator": operate,
     "shop_viewer": look,
 }
 
@@ -261,7 +320,12 @@ def test_the_consumers_grants_are_enough_for_a_whole_consumer(shop, caplog):
         shop.queue("orders", dead_letter="late").publish_many(["good", "bad"])
         queue = Queue("orders", dead_letter="late", max_deliveries=2, backoff={"base": 0.01}, using=using)
         for ack in ("late", "atomic"):
-            Consumer([queue.make_handler(handle, ack=ack)], drain=True).run()
+            consumer = Consumer([queue.make_handler(handle, ack=ack)], drain=True)
+            # What is refused would be tried again and again.
+            timer = threading.Timer(DEADLINE, consumer.stop)
+            timer.start()
+            consumer.run()
+            timer.cancel()
 
     shop.do("shop_consumer", job)
     assert sorted(seen) == ["bad", "bad", "good"]
@@ -276,8 +340,9 @@ def parts(grant: Grant) -> list[Grant]:
 
 
 @pytest.mark.parametrize("role", JOBS)
-def test_without_any_one_of_its_grants_a_role_cannot_do_its_job(shop, role):
+def test_without_any_one_of_its_grants_a_role_cannot_do_its_job(shop, role, monkeypatch):
     """Each privilege of the page is needed, down to the column: the least."""
+    monkeypatch.setattr(subscriptions, "HEARD_WITHIN", SOON)
     needless = []
     for grant in (part for whole in GRANTS if whole.role == role for part in parts(whole)):
         shop.revoke(grant)
@@ -286,7 +351,7 @@ def test_without_any_one_of_its_grants_a_role_cannot_do_its_job(shop, role):
         except (DatabaseError, psycopg.Error, CommandError) as error:
             # A schema that may not be used is passed over: the tables are not found.
             assert re.search("permission denied|does not exist", str(error)), (str(grant), error)
-        except AssertionError:
+        except (AssertionError, Empty):
             # What was refused was logged, and the job was not done.
             pass
         else:
@@ -304,6 +369,18 @@ FORBIDDEN = {
         "DELETE FROM django_pgqueue_messagequeue",
         "SELECT * FROM django_pgqueue_queueconsumer",
     ],
+    "shop_announcer": [
+        "SELECT payload FROM django_pgqueue_messagequeueitem",
+        "INSERT INTO django_pgqueue_topicbinding (topic, queue) VALUES ('prices', 'orders')",
+        "UPDATE django_pgqueue_topicbinding SET queue = 'mine'",
+        "SELECT content FROM django_pgqueue_topicbody",
+        "DELETE FROM django_pgqueue_messagequeue",
+    ],
+    "shop_subscriber": [
+        "SELECT id FROM django_pgqueue_messagequeueitem",
+        "SELECT name FROM django_pgqueue_messagequeue",
+        "DELETE FROM django_pgqueue_topicbody",
+    ],
     "shop_consumer": [
         "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) VALUES ('orders', '1')",
         "UPDATE django_pgqueue_messagequeueitem SET payload = '1'",
@@ -320,6 +397,13 @@ FORBIDDEN = {
         "SELECT id FROM django_pgqueue_messagequeueitem",
         "UPDATE django_pgqueue_messagequeue SET max_deliveries = 1",
         "DELETE FROM django_pgqueue_messagequeue",
+    ],
+    "shop_operator": [
+        "SELECT payload FROM django_pgqueue_messagequeueitem",
+        "UPDATE django_pgqueue_messagequeueitem SET payload = '1'",
+        "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) VALUES ('orders', '1')",
+        "DELETE FROM django_pgqueue_messagequeue",
+        "UPDATE django_pgqueue_messagequeue SET auto_deleted = true",
     ],
     "shop_viewer": [
         "SELECT payload FROM django_pgqueue_messagequeueitem",
