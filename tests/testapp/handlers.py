@@ -23,7 +23,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_pgqueue import Message, Nack, Queue, Reject
-from tests.forks import fork
+from tests.forks import backend, fork
 from tests.testapp.models import Seen
 
 # A handler that is held ends after so many seconds, so that no failed test leaves one behind.
@@ -70,11 +70,12 @@ def fork_and_publish(message: Message) -> None:
     """Let a forked child publish ten messages, and note that this process can go on."""
     begin(message)
 
-    def publish() -> None:
+    def publish() -> int:
         for number in range(10):
             Queue("from children").publish(number)
+        return backend()
 
-    fork(publish)()
+    assert fork(publish)() != backend()
     assert Seen.objects.filter(msg_id=message.id).exists()
 
 
