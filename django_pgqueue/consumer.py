@@ -249,6 +249,7 @@ class Consumer:
             with self._database():
                 now = time.monotonic()
                 self._settle([lane for lane in self._lanes if lane.is_ripe(now)])
+                self._heed_pause(now)
                 for lane in self._turn():
                     self._claim(lane)
                 self._outage.recovered()
@@ -272,6 +273,14 @@ class Consumer:
         # Not the event: finished handlers set that, and would shorten the pause.
         stop = self._stopping_now if self._stopping.is_set() else self._stopping
         stop.wait(self._outage.failed(error))
+
+    def _heed_pause(self, now: float) -> None:
+        """Give back what waits on a paused queue, also where there is no room for the claim that would tell."""
+        for lane in self._lanes:
+            if not lane.waiting.empty() and now - lane.asked >= settings.POLL_INTERVAL:
+                lane.asked = now
+                if services.is_paused(lane.queue.name, self.using):
+                    self._give_back_waiting(lane)
 
     def _turn(self) -> list[Lane]:
         """Return the lanes to claim for, another first each time."""
@@ -329,6 +338,7 @@ class Consumer:
             return
         if lane.is_exclusive and before >= seen_until:
             return
+        lane.asked = before
         if lane.woken:
             lane.woken = False
             lane.look_again = True

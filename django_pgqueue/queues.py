@@ -457,8 +457,9 @@ class Queue:
         """
         Stop claims of this queue, by all consumers, until ``resume()``.
 
-        What is being handled ends normally; publishing goes on, and so does expiry. No declare changes
-        it, and a paused queue is not reaped. Raises ``QueueNotFound``.
+        What is being handled ends normally; what consumers hold beyond that they give back within
+        ``POLL_INTERVAL``. Publishing goes on, and so does expiry. No declare changes it, and a paused
+        queue is not reaped. Raises ``QueueNotFound``.
         """
         services.pause(self.name, self.using)
 

@@ -350,6 +350,11 @@ def resume(name: str, using: str) -> None:
     once_committed(tell, using)
 
 
+def is_paused(name: str, using: str) -> bool:
+    """Tell whether claims of a queue are stopped."""
+    return bool(_run(using, sql.IS_PAUSED, name=name))
+
+
 def touch(names: Sequence[str], using: str) -> set[str]:
     """Mark queues as in use, without waiting. Returns the names of those that exist."""
     rows = _run(

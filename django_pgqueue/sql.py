@@ -133,6 +133,11 @@ RESUME = """
 UPDATE django_pgqueue_messagequeue SET paused_at = NULL WHERE name = %(name)s RETURNING name
 """
 
+# IS_PAUSED - the name of a queue that is paused, or no row.
+IS_PAUSED = """
+SELECT name FROM django_pgqueue_messagequeue WHERE name = %(name)s AND paused_at IS NOT NULL
+"""
+
 # TOUCH_QUEUES - mark these queues as in use, each under the same condition as REFRESH_QUEUE.
 # Locks: stale rows that nobody holds, in name order. Never waits.
 # Returns the names of those that exist.

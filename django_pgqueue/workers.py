@@ -127,6 +127,8 @@ class Lane:
     #: Monotonic time of the next claim, and whether one more follows it before the lane sleeps.
     next_look: float = 0.0
     look_again: bool = True
+    #: Monotonic time of the last claim, or look at whether the queue is paused.
+    asked: float = 0.0
     #: Set by other threads: somebody published since the last claim was sent.
     woken: bool = False
     #: A claim met a suspect and left it; how many were taken in a row.
