@@ -265,14 +265,18 @@ class Workers:
         mine = [message for message in messages if message.id not in lost]
         try:
             if mine:
-                call(lane.handler, mine)
-        except BaseException:
-            self._log_after_early_ack(lane, mine)
+                self._log_after_early_ack(lane, call(lane.handler, mine))
+        except BaseException as error:
+            self._log_after_early_ack(lane, {message.id: error for message in mine})
         return [SETTLED] * len(messages)
 
-    def _log_after_early_ack(self, lane: Lane, messages: list[Message]) -> None:
-        ids = [message.id for message in messages][:10]
-        logger.exception("handler failed after an early ack queue=%s ids=%s", lane.queue.name, ids)
+    def _log_after_early_ack(self, lane: Lane, errors: dict[int, BaseException]) -> None:
+        # By identity: an exception may define what equals it.
+        ids_of: dict[int, tuple[BaseException, list[int]]] = {}
+        for message_id, error in errors.items():
+            ids_of.setdefault(id(error), (error, []))[1].append(message_id)
+        for error, ids in ids_of.values():
+            logger.error("handler failed after an early ack queue=%s ids=%s", lane.queue.name, ids[:10], exc_info=error)
 
     def _handle_atomic(self, lane: Lane, messages: list[Message]) -> list[Outcome]:
         lost: set[int] = set()
@@ -378,9 +382,10 @@ class Workers:
         mine = [message for message in messages if message.id not in lost]
         try:
             if mine:
-                await lane.handler.function(mine if lane.handler.batch else mine[0])
-        except BaseException:
-            self._log_after_early_ack(lane, mine)
+                result = await lane.handler.function(mine if lane.handler.batch else mine[0])
+                self._log_after_early_ack(lane, errors_in(lane.handler, mine, result))
+        except BaseException as error:
+            self._log_after_early_ack(lane, {message.id: error for message in mine})
         return [SETTLED] * len(messages)
 
 
