@@ -39,6 +39,11 @@ def handle(message: Message) -> None:
     end(orders)
 
 
+def handle_batch(messages: list[Message]) -> None:
+    for message in messages:
+        handle(message)
+
+
 async def handle_async(message: Message) -> None:
     orders = await sync_to_async(begin)(message)
     await asyncio.sleep(orders.get("sleep", 0))
