@@ -100,11 +100,12 @@ def log_message_failed(sender: str, *, message: Any, error: str, delay: float, *
 
 @receiver(messages_dead_lettered)
 def log_messages_dead_lettered(sender: str, *, ids: list[int], target: str | None, reason: str, **kwargs: Any) -> None:
+    # As above; the whole reason is in the message's history.
     logger.warning(
         "messages dead-lettered queue=%s target=%s reason=%s count=%s ids=%s",
         sender,
         target,
-        reason,
+        reason.partition(":")[0],
         len(ids),
         ids[:10],
     )
