@@ -24,7 +24,7 @@ from typing import Any
 import psycopg
 from django.db import connection, transaction
 
-from django_pgqueue import LeaseLost, Message, Queue, QueueNotFound, signals, sql
+from django_pgqueue import LeaseLost, Message, Queue, QueueNotFound, Topic, signals, sql
 from django_pgqueue.devdb import DevCluster, throwaway
 from django_pgqueue.heartbeat import Heartbeat
 from django_pgqueue.models import MessageQueueItem
@@ -61,6 +61,9 @@ HAPPENED = (
     "messages_expired",
     "messages_dead_lettered",
     "lease_lost",
+    "messages_redriven",
+    "messages_purged",
+    "queue_taken_over",
 )
 
 # --- The hammer, in processes of its own ----------------------------------------------------------
@@ -76,8 +79,10 @@ class Hammer:
             Queue("a", **options),
             Queue("b", dead_letter="letters", **options),
             Queue("c", auto_deleted=True, **options),
-            Queue("d", auto_deleted=True, dead_letter="letters", **options),
+            Queue("d", auto_deleted=True, durable=False, dead_letter="letters", **options),
+            Queue("e", exclusive=True, **options),
         ]
+        self.topic = Topic("t")
         self.letters = [Queue(name, **options) for name in ("a.dead", "c.dead", "letters")]
         self.by_name = {queue.name: queue for queue in self.queues + self.letters}
         self.heartbeat = Heartbeat("default", declared=[queue.declaration for queue in self.queues])
@@ -86,6 +91,7 @@ class Hammer:
             self.publish: 4,
             self.publish_many: 2,
             self.publish_in_atomic: 4,
+            self.publish_to_topic: 2,
             self.claim: 8,
             self.ack: 3,
             self.ack_in_atomic: 3,
@@ -95,6 +101,10 @@ class Hammer:
             self.reap: 2,
             self.declare: 1,
             self.touch: 1,
+            self.bind: 1,
+            self.pause: 1,
+            self.redrive: 1,
+            self.purge: 1,
             self.delete_queue: 1,
         }
         self.done: Counter[str] = Counter()
@@ -132,13 +142,17 @@ class Hammer:
             added = self.add(self.some_queues(), many=self.chance.choice([0, 5]))
         self.published += added
 
+    def publish_to_topic(self) -> None:
+        if not self.is_full():
+            self.published += self.topic.publish({}, ttl=self.ttl())
+
     def add(self, queues: Sequence[Queue], many: int = 0) -> list[int]:
         """Publish to each of these queues. A standing queue that was deleted is loud, and adds nothing."""
         added: list[int] = []
         if self.is_full():
             return added
         for queue in queues:
-            ttl = self.chance.choice([None, None, 0.2])
+            ttl = self.ttl()
             with suppress(QueueNotFound):
                 if many:
                     added += queue.publish_many([{}] * many, ttl=ttl)
@@ -147,6 +161,9 @@ class Hammer:
         if not connection.in_atomic_block:
             self.published += added
         return added
+
+    def ttl(self) -> float | None:
+        return self.chance.choice([None, None, 0.2])
 
     def some_queues(self) -> list[Queue]:
         """Return two or three queues in name order."""
@@ -174,10 +191,10 @@ class Hammer:
         self.acked += acked
 
     def nack(self) -> None:
-        self.settle(lambda queue, *messages: queue.nack(*messages, delay=0), self.take_of_one_queue())
+        self.settle(lambda queue, *messages: queue.nack(*messages, delay=0), self.take())
 
     def reject(self) -> None:
-        messages = self.take_of_one_queue()
+        messages = self.take()
         if messages and self.by_name[messages[0].queue] in self.letters:
             # Rejected once more it would lie there for good.
             self.acked += self.settle(Queue.ack, messages)
@@ -190,16 +207,12 @@ class Hammer:
         self.held += [message for message in messages if message.id in kept]
 
     def take(self) -> list[Message]:
-        """Take some of what is held, in any order. Some leases have lapsed by now."""
+        """Take some of what is held, of one queue and in any order. Some leases have lapsed by now."""
         self.chance.shuffle(self.held)
-        size = self.chance.randint(0, len(self.held))
-        taken, self.held = self.held[:size], self.held[size:]
+        taken = self.held[: self.chance.randint(0, len(self.held))]
+        taken = [message for message in taken if message.queue == taken[0].queue]
+        self.held = [message for message in self.held if message not in taken]
         return taken
-
-    def take_of_one_queue(self) -> list[Message]:
-        taken = self.take()
-        self.held += [message for message in taken if message.queue != taken[0].queue]
-        return [message for message in taken if message.queue == taken[0].queue]
 
     def settle(self, verb: Callable[..., object], messages: list[Message]) -> set[int]:
         """Settle messages, and return the ids of those that still were this session's."""
@@ -218,10 +231,30 @@ class Hammer:
         Reaper("default", idle_for=0, batch_size=50).run_once()
 
     def declare(self) -> None:
-        self.chance.choice(self.queues).declare()
+        # Deleted by hand before its bindings were written.
+        with suppress(QueueNotFound):
+            self.chance.choice(self.queues).declare()
 
     def touch(self) -> None:
         self.heartbeat.run_once()
+
+    def bind(self) -> None:
+        queue = self.chance.choice(self.queues)
+        verb = self.chance.choice([self.topic.bind, self.topic.bind, self.topic.unbind])
+        with suppress(QueueNotFound):
+            verb(queue)
+
+    def pause(self) -> None:
+        queue = self.chance.choice(self.queues)
+        with suppress(QueueNotFound):
+            queue.pause()
+            queue.resume()
+
+    def redrive(self) -> None:
+        self.chance.choice(self.queues).redrive(self.chance.choice([None, 5]))
+
+    def purge(self) -> None:
+        self.removed += self.by_name[self.chance.choice(list(self.by_name))].purge(self.chance.choice([5, 20]))
 
     def delete_queue(self) -> None:
         with connection.cursor() as cursor:
@@ -306,7 +339,7 @@ class Pacer:
         return len(self._stalls)
 
 
-PUBLISHES = (sql.PUBLISH, sql.PUBLISH_IF_QUEUE, sql.PUBLISH_MANY)
+PUBLISHES = (sql.PUBLISH, sql.PUBLISH_RELAXED, sql.PUBLISH_IF_QUEUE, sql.PUBLISH_MANY, sql.PUBLISH_TO_TOPIC)
 # Who needs a queue that another transaction is making waits for its commit, which is the caller's.
 HEALS = (sql.ENSURE_AND_PUBLISH, sql.ENSURE_QUEUE)
 
