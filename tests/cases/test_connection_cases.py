@@ -14,6 +14,9 @@ from tests.workers import database_url, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+#: Seconds: what the cases call soon (5 and 10), with room for a busy machine. Polls are a minute apart.
+PROMPT = 20.0
+
 
 @pytest.fixture
 def server(pg: DevCluster) -> Iterator[DevCluster]:
@@ -36,7 +39,7 @@ def test_b16_a_killed_listener_comes_back_by_itself() -> None:
 
     One line for each loss and each return, one listening session at the end, no attempt used up, no spinning.
     """
-    figures = listener_kills.run(0, rounds=5, offset=(0.5, 0.8))
+    figures = listener_kills.run(0, rounds=5, offset=(0.5, 0.8), prompt=PROMPT)
     assert figures["rounds"] == 5
 
 
@@ -45,7 +48,7 @@ def test_b16_a_killed_listener_comes_back_by_itself() -> None:
 
 def test_b18_a_worker_waits_for_its_server_at_the_start_and_in_mid_work(server: DevCluster) -> None:
     """(a) and (b): same process, work goes on within ten seconds of the return, each loop says it once."""
-    figures = database_away.run(6)
+    figures = database_away.run(6, prompt=PROMPT)
     assert figures.keys() == {"at_start", "in_mid_work"}
 
 
