@@ -41,7 +41,7 @@ PGQUEUE = {
 SPANS = st.sampled_from([100, 200, 300])
 
 # How many random runs, each of a few examples. In longer ones Hypothesis mostly varies what it has had.
-SEEDS = int(os.environ.get("PGQUEUE_MODEL_SEEDS", "5"))
+SEEDS = int(os.environ.get("PGQUEUE_MODEL_SEEDS", "4"))
 RUN = settings(
     max_examples=8,
     stateful_step_count=50,
@@ -371,6 +371,8 @@ class Machine(RuleBasedStateMachine):
                 row.delivery_count,
                 row.token if row.lease_ends is not None else None,
                 row.path,
+                row.path[-1] if row.path else None,
+                not row.path,
             )
             for row in model.messages.values()
         }
@@ -416,6 +418,8 @@ def stored_message(row: MessageQueueItem) -> tuple[Any, ...]:
         row.delivery_count,
         row.lease_token,
         row.dead_letter_path or [],
+        row.dead_lettered_from,
+        row.dead_lettered_at is None,
     )
 
 
