@@ -73,6 +73,9 @@ class Consumer:
             raise ValueError(f"a consumer takes queues of one database, not of {sorted(aliases) or 'none'}")
         self.id = uuid4()
         (self.using,) = aliases
+        if not connections[self.using].settings_dict["AUTOCOMMIT"] and any(each.ack != "late" for each in handlers):
+            # Both commit for the handler, which is its own business there.
+            raise ValueError(f"ack='early' and 'atomic' need AUTOCOMMIT on the database alias {self.using!r}")
         self.drain = drain
         self.max_messages = max_messages
         self.grace = check_seconds(grace, "grace")

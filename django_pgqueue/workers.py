@@ -437,7 +437,7 @@ class ConnectionGuard:
         for connection in connections.all(initialized_only=True):
             if connection.connection is None or connection.in_atomic_block:
                 continue
-            if (is_needed or has_unread(connection)) and not connection.is_usable():
+            if (is_needed or has_unread(connection)) and not is_usable(connection):
                 self._drop(connection)
 
     def after(self) -> bool:
@@ -452,10 +452,12 @@ class ConnectionGuard:
         for connection in connections.all(initialized_only=True):
             if connection.connection is None:
                 continue
-            if connection.in_atomic_block or not connection.autocommit or is_in_transaction(connection):
+            # Autocommit is off by the handler, or by the settings: then it is the handler who has to commit.
+            is_switched = connection.autocommit != connection.settings_dict["AUTOCOMMIT"]
+            if connection.in_atomic_block or is_switched or is_in_transaction(connection):
                 left_open = True
                 self._drop(connection)
-            elif connection.alias in self._traced or (connection.errors_occurred and not connection.is_usable()):
+            elif connection.alias in self._traced or (connection.errors_occurred and not is_usable(connection)):
                 self._drop(connection)
             elif is_pooled(connection):
                 # Kept, it would be missing to the other workers of a pool that is smaller than they are many.
@@ -536,6 +538,14 @@ def errors_in(handler: Handler, messages: list[Message], result: object) -> dict
                 f" {type(message_id).__name__} to {type(error).__name__}"
             )
     return dict(result)
+
+
+def is_usable(connection: BaseDatabaseWrapper) -> bool:
+    """Tell whether a connection works, and leave it outside a transaction."""
+    usable: bool = connection.is_usable()
+    if usable and not connection.autocommit:
+        connection.rollback()
+    return usable
 
 
 def has_unread(connection: BaseDatabaseWrapper) -> bool:
