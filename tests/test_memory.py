@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 MEGABYTE = 1_000_000
 # What a worker may need beside what it needs for small messages, in megabytes: what it holds (64 at the most,
-# and one claim more) as objects, and one claim as it comes in. Held without a bound the largest of these tests takes some 400 more.
+# and one claim more) as objects, and one claim as it comes in. Bounded by number alone, the largest of these
+# tests takes some 400 more.
 MOST_MORE = 250
 
 
