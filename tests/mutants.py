@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutants_list import MUTANTS, Mutant
+from tests import mutants_list, mutants_operating
+from tests.mutants_list import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a copy needs: the package, the example project, the tests and the settings of the tools.
@@ -50,13 +51,13 @@ def copy_tree(into: Path) -> None:
             shutil.copy2(source, into / name)
 
 
-def run_tests(tree: Path, tests: tuple[str, ...]) -> tuple[int, str]:
-    """Run tests in a tree. Returns pytest's exit status and its output."""
+def run_tests(tree: Path, tests: tuple[str, ...], timeout: float = TIMEOUT) -> tuple[int, str]:
+    """Run tests in a tree, for `timeout` seconds at the most. Returns pytest's exit status and its output."""
     environment = {key: value for key, value in os.environ.items() if key != "DATABASE_URL"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     try:
         done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=timeout, check=False
         )
     except subprocess.TimeoutExpired as expired:
         return FAILED, f"still running after {expired.timeout} s"
@@ -87,14 +88,16 @@ def main() -> int:
     options = parser.parse_args()
     mutants = [
         mutant
-        for mutant in MUTANTS
+        for mutant in (*mutants_list.MUTANTS, *mutants_operating.MUTANTS)
         if not options.words or any(word in f"{mutant.promise} {mutant.change}" for word in options.words)
     ]
     if not mutants:
         parser.error("no mutant has such a word")
     with tempfile.TemporaryDirectory(prefix="pgqueue-mutant-") as folder:
         copy_tree(Path(folder))
-        status, output = run_tests(Path(folder), tuple(dict.fromkeys(test for m in mutants for test in m.tests)))
+        status, output = run_tests(
+            Path(folder), tuple(dict.fromkeys(test for m in mutants for test in m.tests)), TIMEOUT * len(mutants)
+        )
     if status != PASSED:
         print(output[-4000:], "\nthe tests fail without any mutant")
         return 1

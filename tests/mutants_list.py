@@ -109,16 +109,16 @@ MUTANTS = (
         NOT_LOST,
         "the reaper deletes queues that hold messages",
         "sql.py",
-        "       LIMIT 1) IS NULL\nRETURNING extract",
-        "       LIMIT 0) IS NULL\nRETURNING extract",
+        "           LIMIT 1) IS NULL\n    RETURNING name",
+        "           LIMIT 0) IS NULL\n    RETURNING name",
         ("tests/test_reaper.py",),
     ),
     Mutant(
         NOT_LOST,
         "the reaper deletes without locking first",
         "services.py",
-        "        if cursor.fetchone() is None:\n            return False\n        # A second",
-        "        # A second",
+        "        if cursor.fetchone() is None:\n            return False\n        cursor.execute(sql.LOCK_BINDINGS",
+        "        cursor.execute(sql.LOCK_BINDINGS",
         ("tests/test_reaper.py",),
     ),
     Mutant(
@@ -280,9 +280,10 @@ MUTANTS = (
         IN_USE,
         "the reaper does not look again under its lock",
         "sql.py",
-        "  AND auto_deleted\n  AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second'\n"
+        "  AND paused_at IS NULL\n"
+        "  AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second'\n"
         "FOR UPDATE SKIP LOCKED\n",
-        "  AND auto_deleted\nFOR UPDATE\n",
+        "  AND paused_at IS NULL\nFOR UPDATE\n",
         ("tests/test_reaper.py",),
     ),
     Mutant(
