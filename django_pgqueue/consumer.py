@@ -104,6 +104,8 @@ class Consumer:
         self._stopping_now = threading.Event()
         self._ended = threading.Event()
         self._outage = Outage("consumer")
+        #: Inside a TestCase: no thread but the calling one.
+        self._is_inline = False
         self._workers = Workers(self.using, self._event.set)
         # The suspect that is being handled: nothing else is claimed meanwhile.
         self._solo: tuple[Lane, Held] | None = None
@@ -133,12 +135,18 @@ class Consumer:
         return self._ended.is_set() and bool(self._held())
 
     def run(self) -> int:
-        """Consume until stopped, drained or done. Returns how many messages were handled."""
+        """
+        Consume until stopped, drained or done. Returns how many messages were handled.
+
+        Inside a ``TestCase`` handlers run in the calling thread, one after the other, on the test's
+        connection. Inside any other transaction it raises ``RuntimeError``: its leases could roll back.
+        """
         names = sorted(lane.queue.name for lane in self._lanes)
+        self._is_inline = connections[self.using].in_atomic_block
         with own_connection(self.using, "consumer"):
             self._start()
             signals.consumer_started.send_robust(self.id, using=self.using, queues=names)
-            threads = self._threads()
+            threads = [] if self._is_inline else self._threads()
             for thread in threads:
                 thread.start()
             listener = listener_of(settings.LISTEN_DATABASE or self.using)
@@ -372,6 +380,8 @@ class Consumer:
             if is_suspect:
                 self._solo = lane, held
             lane.put(held)
+        if self._is_inline:
+            self._workers.work_inline(lane)
         is_more = is_suspect or claim.suspect_met or is_others_turn or claim.more or len(claim.messages) >= room
         self._plan_look(lane, claim, is_more=is_more)
 

@@ -16,12 +16,12 @@ import re
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections, reset_queries, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import TransactionStatus
@@ -215,9 +215,25 @@ class Workers:
         self.wake = wake
         self.outages = 0
 
+    def work_inline(self, lane: Lane) -> None:
+        """
+        Handle what waits in the calling thread, on its connections.
+
+        For a TestCase: the rows of its open transaction are seen on no other connection.
+        """
+        handle = async_to_sync(self._async_handle_of(lane)) if lane.handler.is_async else self._handle_of(lane)
+        while not lane.waiting.empty():
+            batch = take(lane, block=False)
+            started = start(lane, batch)
+            outcomes = handle(lane, [held.message for held in started]) if started else []
+            self._finish(lane, batch, started, outcomes)
+
+    def _handle_of(self, lane: Lane) -> Callable[[Lane, list[Message]], list[Outcome]]:
+        return {"late": self._handle, "early": self._handle_early, "atomic": self._handle_atomic}[lane.handler.ack]
+
     def work(self, lane: Lane) -> None:
         """One worker thread of a lane with a sync handler."""
-        handle = {"late": self._handle, "early": self._handle_early, "atomic": self._handle_atomic}[lane.handler.ack]
+        handle = self._handle_of(lane)
         guard = ConnectionGuard()
         guard.watch()
         while batch := take(lane):
@@ -351,11 +367,13 @@ class Workers:
             if guard.is_needed(self.outages):
                 await sync_to_async(guard.before)(self.outages)
             started = start(lane, batch)
-            handle = self._handle_early_async if lane.handler.ack == "early" else self._handle_async
-            outcomes = await handle(lane, [held.message for held in started]) if started else []
+            outcomes = await self._async_handle_of(lane)(lane, [held.message for held in started]) if started else []
             if await sync_to_async(guard.after)():
                 outcomes = self._left_open(lane, started, outcomes)
             self._finish(lane, batch, started, outcomes)
+
+    def _async_handle_of(self, lane: Lane) -> Callable[[Lane, list[Message]], Awaitable[list[Outcome]]]:
+        return self._handle_early_async if lane.handler.ack == "early" else self._handle_async
 
     async def _take_async(self, lane: Lane) -> list[Held]:
         while True:

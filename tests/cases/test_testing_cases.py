@@ -14,7 +14,7 @@ from django.test import TestCase
 
 from django_pgqueue import PayloadError, Queue, services
 from django_pgqueue.consumer import Consumer
-from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
 from tests.databases import database
 from tests.support import connect, make_queue, payloads, second_session
@@ -233,3 +233,78 @@ def test_b114_a_message_is_there_at_once_and_its_wake_up_is_a_commit_hook():
         transaction.on_commit(lambda: queue.publish({"n": 3}))
         assert len(payloads("work")) == 2
     assert payloads("work") == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+# --- Draining inside a TestCase ---
+
+
+def handle_sync(message) -> None:
+    MessageQueue.objects.create(name=f"effect of {message.payload}")
+
+
+async def handle_async(message) -> None:
+    await MessageQueue.objects.acreate(name=f"effect of {message.payload}")
+
+
+def handle_batch(messages) -> None:
+    for message in messages:
+        handle_sync(message)
+
+
+@in_transaction
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (handle_sync, {"ack": "late", "concurrency": 3}),
+        (handle_sync, {"ack": "early"}),
+        (handle_sync, {"ack": "atomic"}),
+        (handle_async, {}),
+        (handle_async, {"ack": "early"}),
+        (handle_batch, {"batch": 2}),
+        (handle_batch, {"batch": 2, "ack": "atomic"}),
+    ],
+)
+def test_b112_a_drain_inside_a_testcase_is_part_of_its_transaction(function, options):
+    """Handlers see what the test published; what they write is seen by the test, and by nobody else."""
+    queue = Queue("work")
+    queue.publish_many([1, 2, 3])
+    pid = connection.connection.info.backend_pid
+    consumer = Consumer([queue.make_handler(function, **options)], drain=True)
+    assert consumer.run() == 3
+    assert MessageQueue.objects.filter(name__startswith="effect of ").count() == 3
+    assert not MessageQueueItem.objects.exists()
+    assert connection.in_atomic_block and connection.connection.info.backend_pid == pid
+    with second_session() as other:
+        assert not other.execute("SELECT FROM django_pgqueue_messagequeue WHERE name LIKE 'effect of %'").fetchall()
+    # The test goes on.
+    queue.publish(4)
+    assert payloads("work") == [4]
+
+
+@in_transaction
+def test_b112_what_fails_inside_a_testcase_is_retried_and_dead_lettered_there():
+    """As in production, and within the same transaction."""
+    queue = Queue("work", max_deliveries=2, backoff={"base": 0})
+    queue.publish(1)
+
+    def fail(message) -> None:
+        raise ValueError("no")
+
+    Consumer([queue.make_handler(fail)], drain=True).run()
+    (letter,) = MessageQueueItem.objects.filter(queue="work.dead")
+    assert [failure["reason"] for failure in letter.failures] == ["builtins.ValueError: no"] * 2
+
+
+@in_transaction
+def test_b112_an_atomic_handler_that_fails_inside_a_testcase_leaves_the_test_usable():
+    """Its changes are rolled back to where it began, and nothing else is."""
+    queue = Queue("work", max_deliveries=1)
+    queue.publish(1)
+
+    def fail(message) -> None:
+        MessageQueue.objects.create(name="effect")
+        raise ValueError("no")
+
+    Consumer([queue.make_handler(fail, ack="atomic")], drain=True).run()
+    assert not MessageQueue.objects.filter(name="effect").exists()
+    assert payloads("work.dead") == [1]
