@@ -5,12 +5,23 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.db.models.functions import Now
 
 from django_pgqueue import Message, PayloadError, Queue, Reject, signals
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
-from tests.support import Session, backdate, connect, delete_queue, in_threads, lock_waits, payloads, wait_until
+from tests.support import (
+    Session,
+    backdate,
+    connect,
+    delete_queue,
+    in_threads,
+    lock_waits,
+    make_message,
+    payloads,
+    wait_until,
+)
 from tests.workers import consuming, drain
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -48,6 +59,16 @@ def test_all_dead_letters_go_back_with_a_fresh_count(queue: Queue) -> None:
         assert (row.dead_lettered_from, row.dead_lettered_at, row.dead_letter_path) == (None, None, None)
     assert sorted(drain(queue)) == [1, 2, 3, 4]
     assert queue.redrive() == 0
+
+
+def test_deliveries_on_the_dead_letter_queue_do_not_count_either(queue: Queue) -> None:
+    """Somebody looked at it there and gave it back."""
+    (message_id,) = kill(queue, 1)
+    dead = Queue("q.dead")
+    dead.nack(*dead.claim(), delay=60)
+    assert item(message_id).delivery_count == 1
+    queue.redrive()
+    assert item(message_id).delivery_count == 0
 
 
 def test_ids_choose(queue: Queue) -> None:
@@ -332,6 +353,19 @@ def test_what_dies_again_meanwhile_is_for_the_next_redrive(queue: Queue) -> None
         assert queue.redrive(rate=60) == 30
         wait_until(lambda: len(payloads("q.dead")) == 30)
     assert sorted(deliveries) == list(range(30))
+
+
+def test_what_dies_meanwhile_for_the_first_time_is_for_the_next_redrive(queue: Queue) -> None:
+    """A redrive beside a stream of failures ends: it takes what was dead when it began."""
+    kill(queue, *range(3))
+    other = MessageQueueItem.objects.filter(queue="q.dead")
+
+    def progress(count: int) -> None:
+        # As DEAD_LETTER leaves it, without a claim of what was just sent back.
+        make_message("q.dead", "fresh", dead_lettered_from="q", dead_letter_path=["q"], dead_lettered_at=Now())
+
+    assert queue.redrive(20, rate=50, progress=progress) == 3
+    assert set(other.values_list("payload", flat=True)) == {"fresh"}
 
 
 def test_a_redrive_wakes_the_consumers(queue: Queue, settings: Any) -> None:
