@@ -18,7 +18,7 @@ from django.db.models import Value
 from django.db.models.functions import Now
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from django_pgqueue import LeaseLost, Message, Queue, QueueNotFound, services, signals
 from django_pgqueue.heartbeat import Heartbeat
@@ -75,7 +75,7 @@ NAME = st.sampled_from([*QUEUES, *LETTERS])
 COUNT = st.integers(1, 3)
 PICK = st.integers(0, 20)
 LIMIT = st.none() | st.just(1)
-VERB = st.sampled_from(["ack", "nack", "reject", "extend", "give_back"])
+VERB = st.sampled_from(["ack", "nack", "reject", "reject", "extend", "give_back"])
 
 # What may happen, with its arguments. One rule draws from all of it: Hypothesis would leave out some of
 # many rules in each example, so that few examples see much.
@@ -90,14 +90,14 @@ STEPS: dict[str, tuple[st.SearchStrategy[Any], ...]] = {
     "beat": (),
     "pause_or_resume": (NAME,),
     "delete_a_queue_by_hand": (NAME,),
-    "redrive": (NAME, LIMIT),
+    "redrive": (st.sampled_from([*QUEUES, *LETTERS, "letters", "letters"]), LIMIT),
     "purge": (NAME, st.sampled_from([1, 1, 1, None])),
     "adopt": (),
     "expire": (),
     "reap": (),
 }
 # Most of what else happens needs these.
-OFTEN = ["publish", "publish", "claim", "claim", "claim", "settle_some", "settle_some", "settle_some"]
+OFTEN = ["publish", "publish", "claim", "claim", "claim", "settle_some", "settle_some", "settle_some", "redrive"]
 
 
 class Machine(RuleBasedStateMachine):
@@ -131,6 +131,16 @@ class Machine(RuleBasedStateMachine):
     def expect_healed(self, *causes: str | None) -> None:
         assert self.healed == [cause for cause in causes if cause]
         self.healed.clear()
+
+    @initialize()
+    def begin(self) -> None:
+        """Have some of everything: few steps lead to a letter that came through two queues."""
+        for name in QUEUES:
+            self.publish(name, 3, 0, None)
+        for name in ("invoices", "letters"):
+            self.claim_from(name, 2)
+            self.reject(self.claimed[-2:], 0)
+            self.dead_lettered.clear()
 
     @rule(step=st.one_of([st.tuples(st.just(name), *STEPS[name]) for name in [*STEPS, *OFTEN]]))
     def step(self, step: tuple[Any, ...]) -> None:
@@ -196,7 +206,9 @@ class Machine(RuleBasedStateMachine):
     def claim(self, pick: int, limit: int) -> None:
         """Mostly from a queue that has something."""
         names = [name for name in self.all if self.model.claimable(name)] or sorted(self.all)
-        name = names[pick % len(names)]
+        self.claim_from(names[pick % len(names)], limit)
+
+    def claim_from(self, name: str, limit: int) -> None:
         model = self.model
         found = model.claimable(name)
         spent = {message.id for message in found if model.is_spent(message)}
