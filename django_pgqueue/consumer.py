@@ -23,11 +23,12 @@ from django.db import connections, reset_queries
 from django_pgqueue import services, signals
 from django_pgqueue.conf import settings
 from django_pgqueue.heartbeat import Heartbeat
+from django_pgqueue.lanes import RELEASE, SETTLE_DELAY, Handler, Held, Lane, Outcome
 from django_pgqueue.listener import Ear, Receive, listener_of
 from django_pgqueue.loop import DATABASE_FAULTS, Outage, is_passing, own_connection, run_every
 from django_pgqueue.message import Message
 from django_pgqueue.validation import check_seconds
-from django_pgqueue.workers import RELEASE, SETTLE_DELAY, Handler, Held, Lane, Outcome, Workers
+from django_pgqueue.workers import Workers
 
 logger = logging.getLogger("django_pgqueue")
 

@@ -18,11 +18,11 @@ from asgiref.sync import sync_to_async
 
 from django_pgqueue import services
 from django_pgqueue.conf import database_alias, settings
+from django_pgqueue.lanes import ACK_MODES, Handler
 from django_pgqueue.message import Message, encode, encode_headers
 from django_pgqueue.redrive import Redrive
 from django_pgqueue.services import Declaration, Letters, Outgoing, QueueStats
 from django_pgqueue.validation import check_count, check_name, check_seconds, check_ttl
-from django_pgqueue.workers import ACK_MODES, Handler
 
 Seconds = float | timedelta
 #: Takes a message, or a list of them where ``batch`` is given.

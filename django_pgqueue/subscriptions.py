@@ -22,8 +22,8 @@ from weakref import finalize
 
 from django_pgqueue import services, signals
 from django_pgqueue.conf import settings
+from django_pgqueue.guard import ConnectionGuard
 from django_pgqueue.listener import Ear, listener_of
-from django_pgqueue.workers import ConnectionGuard
 
 logger = logging.getLogger("django_pgqueue")
 

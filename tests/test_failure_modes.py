@@ -8,11 +8,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "failure-modes.md"
 
-CASES = """
-B01 B03 B05 B06 B08 B10 B12 B14 B15 B16 B18 B20 B21 B23 B25 B27 B29 B31 B33 B34 B36 B38 B39 B40 B42 B44 B46 B47 B49
-B51 B53 B54 B56 B57 B59 B60 B62 B64 B65 B67 B69 B71 B72 B74 B76 B78 B80 B82 B83 B85 B87 B88 B89 B91 B93 B94 B95 B98
-B99 B101 B102 B104 B106 B108 B110 B112 B114
-""".split()
+# fmt: off
+CASES = [
+    "B01", "B03", "B05", "B06", "B08", "B10", "B12", "B14", "B15", "B16", "B18", "B20", "B21", "B23",
+    "B25", "B27", "B29", "B31", "B33", "B34", "B36", "B38", "B39", "B40", "B42", "B44", "B46", "B47",
+    "B49", "B51", "B53", "B54", "B56", "B57", "B59", "B60", "B62", "B64", "B65", "B67", "B69", "B71",
+    "B72", "B74", "B76", "B78", "B80", "B82", "B83", "B85", "B87", "B88", "B89", "B91", "B93", "B94",
+    "B95", "B98", "B99", "B101", "B102", "B104", "B106", "B108", "B110", "B112", "B114",
+]
+# fmt: on
 
 # | B01 | fault | what happens | tests |
 ROW = re.compile(r"^\| (?P<case>B\d+) \| (?P<fault>.+?) \| (?P<outcome>.+?) \| (?P<tests>.+?) \|$", re.MULTILINE)

@@ -10,8 +10,8 @@ import pytest
 
 from django_pgqueue import Message, Queue
 from django_pgqueue.consumer import Consumer
+from django_pgqueue.lanes import Held, Lane
 from django_pgqueue.models import MessageQueueItem
-from django_pgqueue.workers import Held, Lane
 from tests.support import connect, payloads, wait_until
 from tests.workers import consuming
 

@@ -13,9 +13,9 @@ from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
 from django_pgqueue.consumer import Consumer
+from django_pgqueue.lanes import Handler
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
 from django_pgqueue.queues import Queue, find_queue, registered_handlers
-from django_pgqueue.workers import Handler
 
 logger = logging.getLogger("django_pgqueue")
 

@@ -1,32 +1,12 @@
 """Stop claims of queues, by all consumers, until they are resumed."""
 
-from argparse import ArgumentParser
-from typing import Any
-
-from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError
-
-from django_pgqueue.exceptions import PGQueueError
-from django_pgqueue.management.arguments import refusal
-from django_pgqueue.queues import Queue, find_queue
+from django_pgqueue.management.verbs import QueuesCommand
+from django_pgqueue.queues import Queue
 
 
-class Command(BaseCommand):
+class Command(QueuesCommand):
     help = "Stop claims of queues, by all consumers, until they are resumed."
+    done = "paused"
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("names", nargs="+", metavar="NAME")
-
-    def handle(self, *args: Any, **options: Any) -> None:
-        failures = []
-        for name in dict.fromkeys(options["names"]):
-            try:
-                (find_queue(name) or Queue(name)).pause()
-            except (PGQueueError, ValueError) as error:
-                failures.append(str(error))
-            except DatabaseError as error:
-                raise refusal(error) from error
-            else:
-                self.stdout.write(f"paused {name}")
-        if failures:
-            raise CommandError("; ".join(failures))
+    def act(self, queue: Queue) -> None:
+        queue.pause()

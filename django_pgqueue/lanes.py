@@ -1,0 +1,195 @@
+"""What a consumer holds of one queue, and how each message ended: passed between its threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from django_pgqueue.message import Message
+from django_pgqueue.services import Declaration
+
+ACK_MODES = ("late", "early", "atomic")
+
+# Seconds for which a finished message may wait for others to be settled with it.
+SETTLE_DELAY = 0.02
+# How many finished messages of a lane are settled at once without waiting for that.
+SETTLE_BATCH = 50
+
+
+class ConsumableQueue(Protocol):
+    """What the consumer needs of a queue."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def using(self) -> str: ...
+    @property
+    def declaration(self) -> Declaration: ...
+    @property
+    def lease(self) -> float: ...
+    def retry_delay(self, message: Message, /) -> float: ...
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A function, the queue whose messages it handles, and how. Made by ``Queue.make_handler``."""
+
+    queue: ConsumableQueue
+    function: Callable[[Any], Any]
+    concurrency: int
+    ack: str
+    timeout: float
+    is_async: bool
+    #: How many messages it takes at once, as a list. None: one, as itself.
+    batch: int | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """A message that this process holds."""
+
+    message: Message
+    #: Monotonic time at which the lease was last known to be extended, before the statement was sent.
+    confirmed: float
+    started: float | None = None
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a message ended: "ack", "nack", "reject", "release" or "settled" (nothing left to do)."""
+
+    verb: str
+    reason: str = ""
+    delay: float = 0.0
+
+
+ACK = Outcome("ack")
+RELEASE = Outcome("release")
+SETTLED = Outcome("settled")
+
+
+@dataclass(eq=False)
+class Lane:
+    """One queue in this process: what is held, what waits to start, what waits to be settled."""
+
+    handler: Handler
+    prefetch: int
+    concurrency: int
+    held: dict[int, Held] = field(default_factory=dict)
+    waiting: SimpleQueue[Held | None] = field(default_factory=SimpleQueue)
+    finished: deque[tuple[Held, Outcome]] = field(default_factory=deque)
+    #: Monotonic time at which the first of ``finished`` came in.
+    finished_since: float = 0.0
+    #: Monotonic time of the next claim, and whether one more follows it before the lane sleeps.
+    next_look: float = 0.0
+    look_again: bool = True
+    #: Monotonic time of the last claim, or look at whether the queue is paused.
+    asked: float = 0.0
+    #: Set by other threads: somebody published since the last claim was sent.
+    woken: bool = False
+    #: A claim met a suspect and left it; how many were taken in a row.
+    suspect_waiting: bool = False
+    suspects_in_row: int = 0
+    #: Monotonic time until which this process may be sure to own the queue, if that is exclusive: a claim
+    #: that brings messages proves it, and each heartbeat in time prolongs it.
+    owned_until: float = field(init=False)
+    #: Of an async handler: the event loop, and its event that something is waiting.
+    loop: asyncio.AbstractEventLoop | None = None
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.owned_until = 0.0 if self.is_exclusive else math.inf
+
+    @property
+    def queue(self) -> ConsumableQueue:
+        return self.handler.queue
+
+    @property
+    def is_exclusive(self) -> bool:
+        return self.queue.declaration.exclusive
+
+    def wake(self) -> None:
+        # In this order: who plans the next look reads ``woken`` after writing ``next_look``.
+        self.woken = True
+        self.next_look = 0.0
+
+    def look_within(self, delay: float) -> None:
+        """Let the next look come in ``delay`` seconds, or when it was planned if that is sooner."""
+        self.next_look = min(self.next_look, time.monotonic() + delay)
+
+    def put(self, held: Held | None) -> None:
+        """Let a worker start it. None ends one worker."""
+        self.waiting.put(held)
+        if self.loop is not None:
+            # Closed: at the end, when its last worker took the None before this line was reached.
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self.arrived.set)
+
+    @property
+    def size(self) -> int:
+        """How many characters of JSON are held."""
+        return sum(held.message.size for held in list(self.held.values()))
+
+    @property
+    def is_low(self) -> bool:
+        """Few are waiting: a claim now keeps the workers busy, and is not for one message only."""
+        return self.waiting.qsize() <= self.prefetch // 2
+
+    def is_ripe(self, now: float) -> bool:
+        """Finished messages have waited for others long enough."""
+        return bool(self.finished) and (
+            len(self.finished) >= SETTLE_BATCH or self.waiting.empty() or now - self.finished_since >= SETTLE_DELAY
+        )
+
+    def has_outlived(self, held: Held, now: float) -> bool:
+        """
+        Tell whether a handler has been running for longer than a lease.
+
+        It is unlikely to kill its worker then, and others need not wait for its end: it may run for hours.
+        """
+        return held.started is not None and now - held.started >= self.queue.lease
+
+    def is_stuck(self, now: float) -> bool:
+        """Tell whether all workers run very long: what is claimed now would wait behind them."""
+        return sum(self.has_outlived(held, now) for held in list(self.held.values())) >= self.concurrency
+
+    def may_start(self, held: Held) -> bool:
+        """Tell whether lease and ownership may be trusted: a process that was stopped and goes on finds them old."""
+        now = time.monotonic()
+        return not held.lost and now - held.confirmed <= self.queue.lease / 2 and now < self.owned_until
+
+
+def take(lane: Lane, *, block: bool = True) -> list[Held]:
+    """Take what a worker handles next: one message, or a batch of those that wait. Empty: the worker ends."""
+    batch: list[Held] = []
+    while len(batch) < (lane.handler.batch or 1):
+        try:
+            held = lane.waiting.get(block=block and not batch)
+        except Empty:
+            if not batch:
+                raise
+            break
+        if held is None:
+            if batch:
+                # For this worker, when it comes back.
+                lane.put(None)
+            break
+        batch.append(held)
+    return batch
+
+
+def start(lane: Lane, batch: list[Held]) -> list[Held]:
+    """Return those of a batch that may start, marked as started."""
+    started = [held for held in batch if lane.may_start(held)]
+    now = time.monotonic()
+    for held in started:
+        held.started = now
+    return started

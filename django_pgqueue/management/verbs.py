@@ -1,0 +1,38 @@
+"""Commands that do one thing to each of the named queues."""
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
+
+from django_pgqueue.exceptions import PGQueueError
+from django_pgqueue.management.arguments import refusal
+from django_pgqueue.queues import Queue, find_queue
+
+
+class QueuesCommand(BaseCommand):
+    """``act`` is done to each queue, and ``done`` said of it; what fails does not keep the others from it."""
+
+    done: str
+
+    def act(self, queue: Queue) -> None:
+        """Do it. May raise ``PGQueueError``."""
+        raise NotImplementedError
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("names", nargs="+", metavar="NAME")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        failures = []
+        for name in dict.fromkeys(options["names"]):
+            try:
+                self.act(find_queue(name) or Queue(name))
+            except (PGQueueError, ValueError) as error:
+                failures.append(str(error))
+            except DatabaseError as error:
+                raise refusal(error) from error
+            else:
+                self.stdout.write(f"{self.done} {name}")
+        if failures:
+            raise CommandError("; ".join(failures))
