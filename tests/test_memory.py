@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 from django.db import connections
+from django.db.models.functions import Now
 
 from django_pgqueue import Queue, services
 from django_pgqueue.consumer import CLAIM_BYTES
@@ -92,10 +93,13 @@ def test_a_worker_holds_what_fits_and_goes_on(small: float, text: str, count: in
     assert held <= most
 
 
+@pytest.mark.parametrize("due", [False, True], ids=["ready", "due"])
 @pytest.mark.parametrize(("text", "most"), [("x" * 10 * MEGABYTE, 5), ("x" * 200, 10)], ids=["large", "small"])
-def test_one_claim_is_cut_by_bytes(text: str, most: int) -> None:
+def test_one_claim_is_cut_by_bytes(text: str, most: int, due: bool) -> None:
     """It takes at least one, however large, says that there are more, and the next takes those."""
     fill(text, 10)
+    if due:
+        MessageQueueItem.objects.update(read_after=Now())
     seen: list[int] = []
     while True:
         claim = services.claim(
