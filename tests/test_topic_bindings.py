@@ -318,6 +318,37 @@ def test_a_publisher_that_comes_while_a_queue_is_reaped_leaves_it_out(settings: 
     assert not MessageQueueItem.objects.orphaned().exists()
 
 
+def test_the_reaper_gives_way_to_a_publisher_that_waits_for_it() -> None:
+    """The publisher holds the binding and waits for the queue: the reaper does not wait for the binding then."""
+    bound("q", auto_deleted=True)
+    backdate("q", 500)
+    idle = {"name": "q", "idle_for": 100}
+    with second_session() as reaper, Session() as publisher:
+        with reaper.transaction():
+            assert reaper.execute(sql.LOCK_IDLE_QUEUE, idle).fetchone()
+            published = publisher.start(publish, 1)
+            wait_until(lambda: is_waiting(publisher.pid))
+            assert reaper.execute(sql.LOCK_BINDINGS, idle).fetchone() == (False,)
+        assert len(published.result(10)) == 1
+    assert payloads("q") == [1]
+
+
+def test_a_queue_that_is_deleted_by_hand_during_a_publish_gets_its_copy_as_an_orphan() -> None:
+    """The publisher waits for the deletion, and meets no foreign key then; undone, the queue has it."""
+    bound("a", "b")
+    with second_session() as other, Session() as publisher:
+        for ends in ("ROLLBACK", "COMMIT"):
+            other.execute("BEGIN")
+            other.execute("DELETE FROM django_pgqueue_messagequeue WHERE name = 'a'")
+            published = publisher.start(publish, ends)
+            wait_until(lambda: is_waiting(publisher.pid))
+            other.execute(ends)
+            assert len(published.result(10)) == 2
+    orphans = MessageQueueItem.objects.orphaned().order_by("id")
+    assert list(orphans.values_list("orphaned_from", "payload")) == [("a", "ROLLBACK"), ("a", "COMMIT")]
+    assert payloads("b") == ["ROLLBACK", "COMMIT"]
+
+
 def test_a_binding_that_comes_while_a_queue_is_reaped_waits_for_it() -> None:
     """It is bound to the queue that is made again: the reaper meets no binding that it has not locked."""
     queue = Queue("q", auto_deleted=True)
