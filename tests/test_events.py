@@ -366,12 +366,12 @@ def test_a_reaped_queue_that_never_comes_back_leaves_nothing() -> None:
     for number in range(20):
         name = f"replies.{number}"
         queue = Queue(name, auto_deleted=True)
-        queue.publish_many([1, 2], ttl=0.001)
-        queue.publish(3)
+        queue.publish(1)
         queue.reject(*queue.claim(1))
+        queue.publish_many([2, 3], ttl=0.001)
         for each in (name, f"{name}.dead"):
             backdate(each, 7200)
-    wait_until(lambda: MessageQueueItem.objects.expired().count() >= 20)
+    wait_until(lambda: MessageQueueItem.objects.expired().count() == 40)
     MessageQueueItem.objects.filter(queue__name__endswith=".dead").delete()
     reaped = Reaper("default").run_once()
     assert len(reaped.queues) == 40

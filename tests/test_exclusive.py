@@ -152,7 +152,8 @@ def test_a_stopped_owner_with_a_free_worker_starts_nothing_either() -> None:
             first.send(signal.SIGCONT)
             wait_until(lambda: not payloads("work"), 60)
             assert [first.stop(), second.stop()] == [0, 0]
-    assert not Seen.objects.filter(worker=first.pid, at__gt=moment).exists()
+    # One at the most: that was on its way into the handler when the process was stopped.
+    assert Seen.objects.filter(worker=first.pid, at__gt=moment).count() <= 1
     assert Seen.objects.count() == 150
 
 
