@@ -210,6 +210,8 @@ class Consumer:
 
     def _beat(self) -> None:
         sent = time.monotonic()
+        # Afresh: a queue may have been bound or unbound since.
+        self._heartbeat.declared = {lane.queue.name: lane.queue.declaration for lane in self._lanes}
         self._heartbeat.run_once()
         self._seen_until = sent + TRUSTED_HEARTBEATS * settings.HEARTBEAT_INTERVAL
         now = time.monotonic()

@@ -11,11 +11,13 @@ from django.db import DatabaseError, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_pgqueue import Queue, QueueNotFound, Topic, services, sql
-from django_pgqueue.models import MessageQueue, MessageQueueItem, TopicBinding
+from django_pgqueue.consumer import Consumer
+from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer, TopicBinding
 from django_pgqueue.reaper import Reaper
 from tests.support import (
     Session,
     backdate,
+    delete_queue,
     in_threads,
     is_waiting,
     lock_waits,
@@ -27,7 +29,7 @@ from tests.support import (
     wait_until,
 )
 from tests.test_topics import HOUR, bindings, bound, refusing
-from tests.workers import run, worker
+from tests.workers import consuming, run, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -135,6 +137,21 @@ def test_threads_that_bind_one_queue_to_many_topics_bind_it_to_all() -> None:
 
     in_threads(4, bind)
     assert TopicBinding.objects.count() == len(queue.declaration.bindings) == 40
+
+
+def test_a_consumer_that_makes_its_queue_again_binds_it_as_it_is_bound_by_now(settings: Any) -> None:
+    """Not as it was when the consumer started."""
+    settings.PGQUEUE = {"HEARTBEAT_INTERVAL": 0.2, "POLL_INTERVAL": 60}
+    (queue,) = bound("q", auto_deleted=True)
+    consumer = Consumer([queue.make_handler(print)])
+    with consuming(consumer):
+        wait_until(QueueConsumer.objects.exists)
+        Topic("t").unbind(queue)
+        Topic("later").bind(queue)
+        # As by a reaper that took the consumer for gone.
+        TopicBinding.objects.all().delete()
+        delete_queue("q")
+        wait_until(lambda: bindings() == [("later", "q")])
 
 
 # --- Declared while Django starts ---
