@@ -39,7 +39,7 @@ MUTANTS = (
         "subscriptions.py",
         "            while len(self._contents) > self._most or (",
         "            while False and (",
-        ("tests/test_subscriptions.py",),
+        ("tests/test_subscription_limits.py",),
     ),
     Mutant(
         EVERYBODY,
