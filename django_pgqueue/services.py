@@ -914,17 +914,11 @@ def nack(
         told=json.dumps({message.id: told for message, *told in zip(messages, delays, reasons, strict=True)}),
         max_deliveries=declaration.max_deliveries,
     )
-    spent = [message_id for message_id, given_back in rows if not given_back]
+    spent = {message_id for message_id, given_back in rows if not given_back}
     if spent:
-        reason_of = {message.id: reason for message, reason in zip(messages, reasons, strict=True)}
-        token_of = {message.id: message.token for message in messages}
-        dead_letter(
-            declaration,
-            spent,
-            [token_of[message_id] for message_id in spent],
-            [reason_of[message_id] for message_id in spent],
-            using,
-        )
+        letters = [letter for letter in zip(messages, reasons, strict=True) if letter[0].id in spent]
+        fence = _fence([message for message, _ in letters])
+        dead_letter(declaration, fence["ids"], fence["tokens"], [reason for _, reason in letters], using)
     return _lost(messages, using, rows)
 
 
@@ -956,16 +950,17 @@ def dead_letter(
     if isinstance(reasons, str):
         reasons = [reasons] * len(ids)
     reason_of = dict(zip(ids, map(sanitize, reasons), strict=True))
-    token_of = dict(zip(ids, tokens, strict=True)) if tokens is not None else None
+    # Pairs: an id may come with several tokens, when its claimer claimed it again after a lapse.
+    fence: Sequence[UUID | None] = [None] * len(ids) if tokens is None else tokens
+    waiting = list(zip(ids, fence, strict=True))
     taken: list[int] = []
-    waiting = list(ids)
     while waiting:
         rows = _run(
             using,
             sql.DEAD_LETTER,
-            ids=waiting,
-            tokens=[token_of[message_id] for message_id in waiting] if token_of is not None else None,
-            reasons=[reason_of[message_id] for message_id in waiting],
+            ids=[message_id for message_id, _ in waiting],
+            tokens=None if tokens is None else [token for _, token in waiting],
+            reasons=[reason_of[message_id] for message_id, _ in waiting],
             dead_letter=declaration.dead_letter,
         )
         moved: dict[str | None, list[int]] = {}
@@ -975,7 +970,8 @@ def dead_letter(
         for target, moved_ids in moved.items():
             taken += moved_ids
             _tell_dead_lettered(declaration.name, moved_ids, target, reason_of[moved_ids[0]], using)
-        waiting = [message_id for message_id, _, done in rows if not done]
+        left = {message_id for message_id, _, done in rows if not done}
+        waiting = [pair for pair in waiting if pair[0] in left]
         for target in sorted({target for _, target, done in rows if not done}):
             _run(using, sql.ENSURE_DEAD_LETTER_QUEUE, name=declaration.name, target=target)
     return taken

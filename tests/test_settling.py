@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.db.models.functions import Now
 
 from django_pgqueue import LeaseLost, Message, Queue, signals
 from django_pgqueue.models import MessageQueue, MessageQueueItem
@@ -266,6 +267,20 @@ def test_a_nack_of_the_last_delivery_goes_to_the_dead_letter_queue() -> None:
     assert all(failure["at"] and failure["queue"] == "q" for failure in row["failures"])
     (letter,) = Queue("q.dead").claim()
     assert letter.payload == {"n": 1}
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject"])
+def test_an_old_and_a_new_claim_of_one_message_may_be_settled_together(verb: str) -> None:
+    """Who claimed a message again after its lease lapsed, and settles both, is told of no loss; it is settled."""
+    queue = Queue("q", max_deliveries=2)
+    queue.declare()
+    queue.publish("x")
+    (old,) = queue.claim(1)
+    MessageQueueItem.objects.update(lease_expires_at=Now())
+    (new,) = queue.claim(1)
+    getattr(queue, verb)(new, old)
+    assert payloads("q") == []
+    assert payloads("q.dead") == ([] if verb == "ack" else ["x"])
 
 
 def test_the_history_keeps_the_last_ten_failures() -> None:
