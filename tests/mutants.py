@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import mutants_list, mutants_operating, mutants_topics
+from tests import mutants_letters, mutants_list, mutants_operating, mutants_topics
 from tests.mutants_list import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,7 +88,8 @@ def main() -> int:
     options = parser.parse_args()
     mutants = [
         mutant
-        for mutant in (*mutants_list.MUTANTS, *mutants_operating.MUTANTS, *mutants_topics.MUTANTS)
+        for module in (mutants_list, mutants_operating, mutants_topics, mutants_letters)
+        for mutant in module.MUTANTS
         if not options.words or any(word in f"{mutant.promise} {mutant.change}" for word in options.words)
     ]
     if not mutants:

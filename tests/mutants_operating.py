@@ -1,5 +1,5 @@
 """
-The mutants of what stands on publishing and claiming: topics, dead letters, owners, causes, pauses.
+The mutants of what stands on publishing and claiming: topics, owners, causes, pauses.
 
 As in ``mutants_list.py``.
 """
@@ -8,13 +8,10 @@ from tests.mutants_list import Mutant
 
 EVERYBODY = "every subscriber gets every message"
 ALL_OR_NONE = "a topic's publish is all or none"
-COMES_BACK = "a dead letter comes back once, and dies nowhere twice"
 ONE_OWNER = "an exclusive queue has one owner at a time"
 CAUSE = "a heal says why"
 PAUSED = "a paused queue is not claimed from"
 RELAXED = "only a non-durable publish outside a transaction does not wait for the disk"
-BATCH = "a batch is settled one by one"
-BOUNDED = "large messages are held within bounded memory"
 
 MUTANTS = (
     Mutant(
@@ -76,45 +73,6 @@ MUTANTS = (
         ("tests/test_topics.py::test_reaping_a_queue_ends_its_bindings",),
     ),
     Mutant(
-        COMES_BACK,
-        "a dead letter keeps its count",
-        "sql.py",
-        "    read_after = statement_timestamp(),\n"
-        "    lease_expires_at = NULL,\n"
-        "    lease_token = NULL,\n"
-        "    delivery_count = 0,\n"
-        "    dead_lettered_from",
-        "    read_after = statement_timestamp(),\n"
-        "    lease_expires_at = NULL,\n"
-        "    lease_token = NULL,\n"
-        "    dead_lettered_from",
-        ("tests/test_redrive.py::test_all_dead_letters_go_back_with_a_fresh_count",),
-    ),
-    Mutant(
-        COMES_BACK,
-        "a redrive takes what dies again while it runs",
-        "sql.py",
-        "      AND id > %(after)s\n      AND dead_lettered_at <= %(before)s\n",
-        "      AND id > %(after)s\n",
-        ("tests/test_redrive.py::test_what_dies_again_meanwhile_is_for_the_next_redrive",),
-    ),
-    Mutant(
-        COMES_BACK,
-        "the others follow a canary that died",
-        "redrive.py",
-        "            self._watch(sent, before)\n",
-        "",
-        ("tests/test_redrive_canary.py::test_a_canary_that_dies_again_stops_the_redrive",),
-    ),
-    Mutant(
-        COMES_BACK,
-        "dead letters go round in a cycle",
-        "sql.py",
-        "           CASE WHEN target <> name AND NOT path ? target THEN target END AS target\n",
-        "           target\n",
-        ("tests/cases/test_retry_letters_cases.py::test_b69_a_cycle_made_by_sql_is_left_after_one_round",),
-    ),
-    Mutant(
         ONE_OWNER,
         "anybody claims from an exclusive queue",
         "sql.py",
@@ -141,14 +99,6 @@ MUTANTS = (
     ),
     Mutant(
         CAUSE,
-        "the reaper leaves no tombstone",
-        "sql.py",
-        "    INSERT INTO django_pgqueue_queueevent (queue, kind) SELECT name, 'reaped' FROM gone\n",
-        "    INSERT INTO django_pgqueue_queueevent (queue, kind) SELECT name, 'reaped' FROM gone WHERE false\n",
-        ("tests/test_queue_kinds.py",),
-    ),
-    Mutant(
-        CAUSE,
         "a first use counts as vanished",
         "sql.py",
         "                  WHEN %(known)s THEN 'vanished'\n",
@@ -164,35 +114,11 @@ MUTANTS = (
         ("tests/commands/test_pause_queue.py",),
     ),
     Mutant(
-        BATCH,
-        "what a batch handler returns is passed over",
-        "workers.py",
-        "    return dict(result)\n",
-        "    return {}\n",
-        ("tests/test_batches.py",),
-    ),
-    Mutant(
         RELAXED,
         "a durable publish does not wait for the disk",
         "services.py",
         "sql.PUBLISH if declaration.durable else sql.PUBLISH_RELAXED",
         "sql.PUBLISH_RELAXED",
         ("tests/test_durability.py",),
-    ),
-    Mutant(
-        RELAXED,
-        "the session's setting is changed for good",
-        "sql.py",
-        "FROM set_config('synchronous_commit', 'off', true)\n",
-        "FROM set_config('synchronous_commit', 'off', false)\n",
-        ("tests/test_durability.py",),
-    ),
-    Mutant(
-        BOUNDED,
-        "a claim takes as many as there is room for, whatever their size",
-        "consumer.py",
-        "            most_bytes=CLAIM_BYTES,\n",
-        "            most_bytes=None,\n",
-        ("tests/test_memory.py",),
     ),
 )
