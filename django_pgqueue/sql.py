@@ -949,7 +949,7 @@ ORDER BY name
 REAPABLE = """
 SELECT count(*) FILTER (WHERE item.expires_at <= statement_timestamp()),
        count(*) FILTER (WHERE item.expires_at <= statement_timestamp()
-                          AND queue.dead_letter IS NOT NULL),
+                          AND item.queue_id = queue.name AND queue.dead_letter IS NOT NULL),
        count(*) FILTER (WHERE item.orphaned_from = queue.name
                           AND (item.expires_at > statement_timestamp()) IS NOT FALSE)
 FROM django_pgqueue_messagequeueitem AS item
