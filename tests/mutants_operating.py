@@ -111,7 +111,7 @@ MUTANTS = (
         "sql.py",
         "    WHERE name = %(name)s AND paused_at IS NULL AND NOT exclusive\n",
         "    WHERE name = %(name)s AND NOT exclusive\n",
-        ("tests/commands/test_pause_queue.py",),
+        ("tests/test_pause.py::test_nobody_claims_from_a_paused_queue_until_it_is_resumed",),
     ),
     Mutant(
         RELAXED,
