@@ -83,7 +83,7 @@ def leave_a_server_side_cursor_open() -> None:
 
 def end_its_backend() -> None:
     with connect() as admin:
-        admin.execute("SELECT pg_terminate_backend(%s)", [fetch("SELECT pg_backend_pid()")[0][0]])
+        admin.execute("SELECT pg_terminate_backend(%s, 5000)", [fetch("SELECT pg_backend_pid()")[0][0]])
     with suppress(DatabaseError):
         execute("SELECT 1")
 
