@@ -96,10 +96,12 @@ class ConnectionGuard:
                 continue
             # Autocommit is off by the handler, or by the settings: then it is the handler who has to commit.
             is_switched = connection.autocommit != connection.settings_dict["AUTOCOMMIT"]
+            # What goes back to a pool is handed on as it is; others are looked at before they are used again.
+            is_suspect = connection.errors_occurred or (is_pooled(connection) and has_unread(connection))
             if connection.in_atomic_block or is_switched or is_in_transaction(connection):
                 left_open = True
                 self._drop(connection)
-            elif connection.alias in self._traced or (connection.errors_occurred and not is_usable(connection)):
+            elif connection.alias in self._traced or (is_suspect and not is_usable(connection)):
                 self._drop(connection)
             elif is_pooled(connection):
                 # Kept, it would be missing to the other workers of a pool that is smaller than they are many.
