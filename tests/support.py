@@ -164,6 +164,12 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(run())
 
 
+def drop_connections() -> None:
+    """Close this thread's connection, and those of the pool where there is one: a server that went away ended them."""
+    connection.close()
+    connection.close_pool()
+
+
 def fetch(statement: str, params: Sequence[Any] = (), using: str = "default") -> list[tuple[Any, ...]]:
     """Run a statement on this thread's Django connection and return its rows."""
     with connections[using].cursor() as cursor:

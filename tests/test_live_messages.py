@@ -13,7 +13,7 @@ from django.db import transaction
 
 from django_pgqueue import Topic, listener, subscriptions
 from django_pgqueue.devdb import DevCluster
-from tests.support import in_threads, run_async, wait_until
+from tests.support import drop_connections, in_threads, run_async, wait_until
 from tests.test_listener import listeners
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -267,6 +267,7 @@ def test_the_block_begins_also_while_the_database_is_away(
         async with Topic("t").listen() as messages:
             assert caplog.text.count("subscribed, but not connected yet topic=t") == 1
             await asyncio.to_thread(pg.start)
+            await sync_to_async(drop_connections)()
             await until(lambda: messages._subscription and messages._subscription.is_listening)
             await Topic("t").apublish("hello")
             return (await asyncio.wait_for(anext(messages), DEADLINE)).payload
@@ -276,3 +277,4 @@ def test_the_block_begins_also_while_the_database_is_away(
         assert run_async(main()) == "hello"
     finally:
         pg.start()
+        drop_connections()

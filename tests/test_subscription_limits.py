@@ -14,7 +14,7 @@ from django_pgqueue.consumer import Consumer
 from django_pgqueue.devdb import DevCluster
 from django_pgqueue.models import TopicBody
 from tests.subscriber import digest, hearing, subscribers
-from tests.support import connect, second_session, wait_until
+from tests.support import connect, drop_connections, second_session, wait_until
 from tests.test_listener import listeners, terminate
 from tests.workers import consuming
 
@@ -278,9 +278,7 @@ def test_subscriptions_outlive_a_restart_of_the_server(pg: DevCluster, lags: lis
 
 def published_and_heard(heard: list[Any]) -> bool:
     """Publish on a connection of this moment; tell whether anything was heard."""
-    from django.db import connection
-
-    connection.close()
+    drop_connections()
     Topic("t").publish("hello")
     deadline = time.monotonic() + 1
     while not heard and time.monotonic() < deadline:
