@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from django_pgqueue import Message, Queue, workers
+from django_pgqueue import Message, Queue, guard
 from django_pgqueue.consumer import Consumer
 from tests.support import fetch, payloads, wait_until
 from tests.testapp.models import Seen
@@ -21,7 +21,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fetch("SELECT 1")
     monkeypatch.setitem(connections.settings["default"], "AUTOCOMMIT", False)
     # Each message finds its connection tested, as after a pause.
-    monkeypatch.setattr(workers, "CONNECTION_IDLE", 0.0)
+    monkeypatch.setattr(guard, "CONNECTION_IDLE", 0.0)
     yield
     monkeypatch.undo()
     connection.close()

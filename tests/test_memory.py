@@ -79,7 +79,7 @@ def small(django_db_setup: None, django_db_blocker: Any) -> float:
 
 
 LARGE = {
-    "incompressible": (base64.b64encode(os.urandom(MEGABYTE * 3 // 4)).decode(), 200, 30),
+    "incompressible": (base64.b64encode(os.urandom(MEGABYTE * 3 // 4)).decode(), 200, 75),
     "compressible": ("x" * MEGABYTE, 200, 100),
     "very large and compressible": ("x" * MEGABYTE * 10, 20, 15),
 }
