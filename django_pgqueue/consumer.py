@@ -86,10 +86,7 @@ class Consumer:
             Lane(
                 handler,
                 concurrency=concurrency or handler.concurrency,
-                # At least enough for each worker, or some would never get any.
-                prefetch=max(
-                    prefetch or settings.PREFETCH, (concurrency or handler.concurrency) * (handler.batch or 1)
-                ),
+                prefetch=held_at_most(handler, concurrency or handler.concurrency, prefetch or settings.PREFETCH),
             )
             for handler in handlers
         )
@@ -542,6 +539,16 @@ class Consumer:
                 elif one.message.id in extension.lost and one.message.id in lane.held:
                     # Settled meanwhile, or lost: either way a waiting one must not start.
                     one.lost = True
+
+
+def held_at_most(handler: Handler, concurrency: int, prefetch: int) -> int:
+    """Return how many messages of a queue may be held."""
+    startable = concurrency * (handler.batch or 1)
+    if handler.queue.declaration.max_deliveries == 1:
+        # What is claimed has been delivered: killed here, what waits would be given up without a start.
+        return startable
+    # At least enough for each worker, or some would never get any.
+    return max(prefetch, startable)
 
 
 def is_of_a_row(error: BaseException) -> bool:

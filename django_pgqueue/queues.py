@@ -22,7 +22,7 @@ from django_pgqueue.lanes import ACK_MODES, Handler
 from django_pgqueue.message import Message, encode, encode_headers
 from django_pgqueue.redrive import Redrive
 from django_pgqueue.services import Declaration, Letters, Outgoing, QueueStats
-from django_pgqueue.validation import check_count, check_name, check_seconds, check_ttl
+from django_pgqueue.validation import check_count, check_name, check_rate, check_seconds, check_ttl
 
 Seconds = float | timedelta
 #: Takes a message, or a list of them where ``batch`` is given.
@@ -46,7 +46,8 @@ class Queue:
     ``name``: see ``check_name``. ``durable``: False allows a server crash to take messages.
     ``auto_deleted``: reaped when idle and empty, made again by the next publish. ``exclusive``:
     one consumer at a time. ``dead_letter``: name of the queue for what is given up (default
-    ``NAME.dead``). ``max_deliveries``: how often a message may be claimed. ``ttl``: seconds after
+    ``NAME.dead``). ``max_deliveries``: how often a message may be claimed (with 1, a
+    worker that is killed takes all that it was handling to the dead-letter queue). ``ttl``: seconds after
     which a message that is due expires (``math.inf``: never; default ``EPHEMERAL_TTL`` for
     auto-deleted queues, else ``DEFAULT_TTL``). ``lease``: seconds that a claim lasts unless it is
     extended. ``backoff``: ``{"base", "factor", "max", "jitter"}`` in seconds, or a callable that
@@ -72,6 +73,9 @@ class Queue:
         self.name = check_name(name)
         if dead_letter is not None and check_name(dead_letter) == name:
             raise ValueError(f"queue {name!r} cannot be its own dead-letter queue")
+        for what, value in (("durable", durable), ("auto_deleted", auto_deleted), ("exclusive", exclusive)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{what} must be True or False, not {value!r:.40}")
         self._durable = durable
         self._auto_deleted = auto_deleted
         self._exclusive = exclusive
@@ -303,6 +307,8 @@ class Queue:
     def _own(self, messages: Sequence[Message]) -> bool:
         """Tell whether there are any, and refuse those of other queues."""
         for message in messages:
+            if not isinstance(message, Message):
+                raise ValueError(f"not a message: {message!r:.80}")
             if message.queue != self.name:
                 raise ValueError(f"message {message.id} was claimed from queue {message.queue!r}, not {self.name!r}")
         return bool(messages)
@@ -347,7 +353,9 @@ class Queue:
         With ``batch`` it gets a list of one to so many messages, those that are there. What it
         returns or raises is for all of them, but for those that it names in a returned mapping of
         message id to exception: ``{message.id: Reject("no such order")}``. A batch is not waited
-        for; a message whose last lease lapsed comes alone.
+        for; a message whose last lease lapsed comes alone. With ``ack="atomic"`` what was written for
+        a message that is named is committed with the rest, unless the handler gives each a savepoint;
+        the nack or rejection of that message follows the commit.
         """
         options = {"concurrency": concurrency, "ack": ack, "timeout": timeout, "batch": batch}
         if function is None:
@@ -421,7 +429,7 @@ class Queue:
         ``RuntimeError``.
         """
         if rate is not None:
-            check_seconds(rate, "rate", zero=False)
+            check_rate(rate)
         return Redrive(
             self.declaration,
             self.using,
@@ -477,8 +485,16 @@ class Queue:
 
 def make_letters(ids: Iterable[int] | None, reason: str | None, headers: Mapping[str, Any] | None) -> Letters:
     """Return which dead letters are meant. Raises ``ValueError`` or ``PayloadError``."""
+    most = settings.MAX_PAYLOAD_BYTES
+    if reason is not None:
+        if not isinstance(reason, str):
+            raise ValueError(f"reason must be a str, not {type(reason).__name__}")
+        # For its checks: what PostgreSQL cannot store cannot stand in a reason.
+        encode(reason, most, "reason")
+    if ids is not None and not isinstance(ids, Iterable):
+        raise ValueError(f"ids must be iterable, not {type(ids).__name__}")
     numbers = None if ids is None else [check_count(message_id, "an id", most=2**63 - 1) for message_id in ids]
-    return Letters(numbers, reason, encode_headers(headers, settings.MAX_PAYLOAD_BYTES) if headers else None)
+    return Letters(numbers, reason, None if headers is None else encode_headers(headers, most))
 
 
 def check_backoff(backoff: Mapping[str, float]) -> dict[str, float]:
@@ -519,9 +535,9 @@ def registered_handlers(names: Sequence[str] = ()) -> list[Handler]:
     return [_handlers[name] for name in names or sorted(_handlers)]
 
 
-def find_queue(name: str) -> Queue | None:
-    """Return the queue of this name that is declared in this process, if there is one."""
-    return next((queue for queue in _queues if queue.name == name), None)
+def find_queue(name: str, using: str | None = None) -> Queue | None:
+    """Return the queue of this name (on this database alias) that is declared in this process, if there is one."""
+    return next((queue for queue in _queues if queue.name == name and using in (None, queue.using)), None)
 
 
 def standing_queues() -> list[Queue]:

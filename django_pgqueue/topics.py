@@ -96,6 +96,7 @@ class Topic:
         once, inside a transaction as part of it. It ends by ``unbind()``, and with a queue that is
         reaped; the process that bound it binds it again when it declares it.
         """
+        self._check_queue(queue)
         if queue.using != self.using:
             raise ValueError(f"{queue!r} is on database {queue.using!r}, {self!r} on {self.using!r}")
         if apps.ready:
@@ -112,6 +113,11 @@ class Topic:
 
         Waits for publishers that are just putting messages there.
         """
+        self._check_queue(queue)
         was_bound = services.unbind(self.name, queue.name, self.using)
         services.once_committed(lambda: queue.remove_binding(self.name), self.using)
         return was_bound
+
+    def _check_queue(self, queue: object) -> None:
+        if not isinstance(queue, Queue):
+            raise ValueError(f"a topic is bound to a Queue, not to {queue!r:.80}")

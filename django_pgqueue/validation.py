@@ -57,6 +57,13 @@ def check_ttl(value: object) -> float | None:
     return check_seconds(value, "ttl", zero=False)
 
 
+def check_rate(value: object) -> float:
+    """Return a number a second, from 0.001 to a million, else raise ``ValueError``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.001 <= value <= 1_000_000:
+        raise ValueError(f"rate must be a number a second from 0.001 to 1000000, not {value!r:.40}")
+    return value
+
+
 def check_count(value: object, what: str, *, most: int = 2**31 - 1) -> int:
     """Return a whole number from 1 to ``most``, else raise ``ValueError`` naming ``what``."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:

@@ -412,3 +412,17 @@ def test_progress_counts_up_and_the_canary_with_it(queue: Queue) -> None:
     assert counts[0] == 3
     assert counts == sorted(counts)
     assert counts[-1] == 10
+
+
+@pytest.mark.parametrize(
+    "choice", [{"reason": 5}, {"reason": b"x"}, {"reason": "\0"}, {"reason": "\ud800"}, {"ids": 5}, {"rate": 1e-300}]
+)
+def test_a_choice_that_sql_could_not_take_leaves_the_callers_transaction_usable(choice: dict[str, Any]) -> None:
+    """Refused before anything is sent."""
+    queue = Queue("q")
+    with transaction.atomic():
+        queue.publish("before")
+        with pytest.raises(ValueError):
+            queue.redrive(**choice)
+        queue.publish("after")
+    assert payloads("q") == ["before", "after"]

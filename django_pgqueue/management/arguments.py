@@ -68,14 +68,30 @@ def on_stop_signal(stop: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def progress_line(stream: TextIO, verb: str) -> Iterator[Callable[[int], object]]:
-    """Give what shows a number on a terminal as it grows, and does nothing elsewhere."""
-    if not stream.isatty():
-        yield lambda _: None
-        return
-    try:
-        yield lambda count: stream.write(f"\r{verb} {count:,}")
-    finally:
-        stream.write("\r\033[K")
+    """
+    Give what takes a number as it grows: on a terminal it is shown, elsewhere it is not.
+
+    SIGINT and SIGTERM end the command in the middle, and it says how far it came.
+    """
+    done = 0
+    is_shown = stream.isatty()
+
+    def progress(count: int) -> None:
+        nonlocal done
+        done = count
+        if is_shown:
+            stream.write(f"\r{verb} {count:,}")
+
+    with ExitStack() as stack:
+        if current_thread() is main_thread():
+            stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, signal.default_int_handler))
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            raise CommandError(f"stopped, {verb} {done} messages", returncode=130) from None
+        finally:
+            if is_shown:
+                stream.write("\r\033[K")
 
 
 def refusal(error: DatabaseError) -> CommandError:

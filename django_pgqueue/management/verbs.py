@@ -4,8 +4,9 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
+from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import PGQueueError
 from django_pgqueue.management.arguments import refusal
 from django_pgqueue.queues import Queue, find_queue
@@ -22,12 +23,14 @@ class QueuesCommand(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("names", nargs="+", metavar="NAME")
+        parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        using = database_alias(options["database"])
         failures = []
         for name in dict.fromkeys(options["names"]):
             try:
-                self.act(find_queue(name) or Queue(name))
+                self.act(find_queue(name, using) or Queue(name, using=using))
             except (PGQueueError, ValueError) as error:
                 failures.append(str(error))
             except DatabaseError as error:

@@ -2,6 +2,8 @@
 
 import os
 import pty
+import re
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -11,8 +13,8 @@ from django.core.management import CommandError, call_command
 
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueue
-from tests.support import backdate, delete_queue, payloads
-from tests.workers import ROOT, environment, run, worker
+from tests.support import backdate, delete_queue, payloads, wait_until
+from tests.workers import ROOT, command, environment, run, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -202,3 +204,24 @@ def test_progress_is_shown_on_a_terminal_alone(command: str, verb: str) -> None:
     status, out, shown = on_a_terminal(command, name)
     assert (status, out) == (0, f"{verb} 2 messages\n")
     assert shown.endswith(f"\r{verb} 2\r\x1b[K")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_slow_redrive_and_tells_how_far_it_came(number: int) -> None:
+    """As a real process: one line, no traceback."""
+    queue = Queue("slow")
+    queue.publish_many(range(20))
+    queue.reject(*queue.claim(20))
+    with command("redrive_queue", "slow", "--rate", "1") as running:
+        wait_until(lambda: queue.stats().ready)
+        running.send(number)
+        assert running.wait() == 130
+        assert re.fullmatch(r"CommandError: stopped, redriven \d+ messages\n", running.output), running.output
+    assert len(payloads("slow.dead")) > 10
+
+
+def test_a_queue_of_another_database_is_named_with_it() -> None:
+    """`--database` is there, as in the other commands; an alias that is none is refused."""
+    done = run("redrive_queue", "slow", "--database", "nowhere")
+    assert done.returncode == 2
+    assert "--database" in done.stderr

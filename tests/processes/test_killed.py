@@ -159,3 +159,15 @@ def test_a_message_that_takes_too_much_memory_kills_no_worker() -> None:
     assert dead.failures is not None
     assert [failure["reason"] for failure in dead.failures] == ["builtins.MemoryError: "] * 3
     assert Seen.objects.exclude(msg_id=greedy).count() == 20
+
+
+def test_with_one_delivery_a_killed_worker_takes_only_what_it_was_handling() -> None:
+    """What waits behind would count as delivered: so nothing is held that cannot start."""
+    queue = Queue("work", max_deliveries=1)
+    queue.publish_many([{"signal": signal.SIGKILL}, *({"n": number} for number in range(20))])
+    with worker(queues=[{"name": "work", "queue": {"max_deliveries": 1}}]) as running:
+        running.wait()
+    with worker(queues=[{"name": "work", "queue": {"max_deliveries": 1}}]):
+        wait_until(lambda: Seen.objects.count() == 21)
+        wait_until(lambda: len(payloads("work.dead")) == 1)
+    assert not payloads("work")

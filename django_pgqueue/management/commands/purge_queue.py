@@ -5,9 +5,10 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
 from django_pgqueue import services
+from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import PGQueueError, QueueNotFound
 from django_pgqueue.management.arguments import at_least, progress_line, refusal
 from django_pgqueue.queues import Queue, find_queue
@@ -19,12 +20,14 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", metavar="NAME")
         parser.add_argument("--limit", type=at_least(1), help="so many at the most")
+        parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
         parser.add_argument("--dry-run", action="store_true", help="count them, change nothing")
         parser.add_argument("--no-input", action="store_false", dest="interactive", help="do not ask")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        using = database_alias(options["database"])
         try:
-            queue = find_queue(options["name"]) or Queue(options["name"])
+            queue = find_queue(options["name"], using) or Queue(options["name"], using=using)
             if not services.exists(queue.name, queue.using):
                 raise QueueNotFound(queue.name)
             waiting = services.purgeable(queue.name, queue.using)

@@ -5,9 +5,10 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 
 from django_pgqueue import services
+from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import CanaryFailed, PGQueueError, QueueNotFound
 from django_pgqueue.management.arguments import at_least, progress_line, refusal
 from django_pgqueue.queues import Queue, find_queue, make_letters
@@ -41,9 +42,11 @@ class Command(BaseCommand):
             default=300.0,
             help="seconds that the canary gets (default: 300)",
         )
+        parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
         parser.add_argument("--dry-run", action="store_true", help="count them, change nothing")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        using = database_alias(options["database"])
         headers = {}
         for pair in options["header"]:
             key, equals, value = pair.partition("=")
@@ -51,7 +54,7 @@ class Command(BaseCommand):
                 raise CommandError(f"--header is KEY=VALUE, not {pair!r}")
             headers[key] = value
         try:
-            queue = find_queue(options["name"]) or Queue(options["name"])
+            queue = find_queue(options["name"], using) or Queue(options["name"], using=using)
             letters = make_letters(options["ids"], options["reason"], headers)
             count = services.redrivable(queue.name, letters, queue.using)
             if not count and not services.exists(queue.name, queue.using):
