@@ -318,7 +318,7 @@ def test_the_consumers_grants_are_enough_for_a_whole_consumer(shop, caplog):
 
     def job(shop: Shop, using: str) -> None:
         shop.queue("orders", dead_letter="late").publish_many(["good", "bad"])
-        queue = Queue("orders", dead_letter="late", max_deliveries=2, backoff={"base": 0.01}, using=using)
+        queue = Queue("orders", dead_letter="late", max_deliveries=2, backoff={"base": 0}, using=using)
         for ack in ("late", "atomic"):
             consumer = Consumer([queue.make_handler(handle, ack=ack)], drain=True)
             # What is refused would be tried again and again.

@@ -244,7 +244,7 @@ def test_b91_a_handler_that_changes_the_search_path_spoils_nothing(ack):
 
 def test_b91_an_atomic_handler_that_leaves_the_search_path_changed_fails_loudly():
     """Its ack is a statement of its own transaction, so it is rolled back each time, and dead in the end."""
-    queue, next_queue = Queue("q", max_deliveries=2, backoff={"base": 0.01}), Queue("next")
+    queue, next_queue = Queue("q", max_deliveries=2, backoff={"base": 0}), Queue("next")
     next_queue.declare()
 
     def handle(message) -> None:
