@@ -181,39 +181,38 @@ class Listener:
 
     def _receive(self, raw: psycopg.Connection[Any]) -> None:
         ears: tuple[Ear, ...] = ()
-        receivers: dict[str, list[Receive]] = {}
-        heard: list[psycopg.Notify] = []
+        ears_of: dict[str, list[Ear]] = {}
         proven = time.monotonic()
         while self._is_needed():
             if self._ears is not ears:
-                ears, receivers = self._listen_to_changed(raw, self._ears, receivers)
-            for notify in heard:
-                for receive in receivers.get(notify.channel, ()):
-                    _call(receive, notify.payload)
+                ears, ears_of = self._listen_to_changed(raw, self._ears, ears_of)
             # To the end of the generator: leaving it early would lose the rest of the batch, and while it
             # runs the connection is taken, which a receiver may need.
-            heard = list(raw.notifies(timeout=TICK, stop_after=1))
+            for notify in list(raw.notifies(timeout=TICK, stop_after=1)):
+                for ear in ears_of.get(notify.channel, ()):
+                    if not ear.is_removed:
+                        _call(ear.channels[notify.channel], notify.payload)
             if time.monotonic() - proven > LIVENESS_INTERVAL:
                 prove_alive(raw)
                 proven = time.monotonic()
 
     def _listen_to_changed(
-        self, raw: psycopg.Connection[Any], ears: tuple[Ear, ...], before: Mapping[str, list[Receive]]
-    ) -> tuple[tuple[Ear, ...], dict[str, list[Receive]]]:
-        receivers: dict[str, list[Receive]] = {}
+        self, raw: psycopg.Connection[Any], ears: tuple[Ear, ...], before: Mapping[str, list[Ear]]
+    ) -> tuple[tuple[Ear, ...], dict[str, list[Ear]]]:
+        ears_of: dict[str, list[Ear]] = {}
         for ear in ears:
-            for channel, receive in ear.channels.items():
-                receivers.setdefault(channel, []).append(receive)
-        for channel in receivers.keys() - before.keys():
+            for channel in ear.channels:
+                ears_of.setdefault(channel, []).append(ear)
+        for channel in ears_of.keys() - before.keys():
             raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-        for channel in before.keys() - receivers.keys():
+        for channel in before.keys() - ears_of.keys():
             raw.execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
         for ear in ears:
             if not ear.listening.is_set():
                 ear.listening.set()
                 for receive in ear.channels.values():
                     _call(receive, None)
-        return ears, receivers
+        return ears, ears_of
 
 
 def prove_alive(raw: psycopg.Connection[Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, overload
@@ -36,6 +37,8 @@ PURGE_BATCH = 1_000
 
 # Queues that are alive in this process; those of queues.py modules live as long as it does.
 _queues: WeakSet[Queue] = WeakSet()
+# A set must not grow while it is walked, and threads make queues.
+_queues_lock = threading.Lock()
 _handlers: dict[str, Handler] = {}
 
 
@@ -87,12 +90,10 @@ class Queue:
         self._using = using
         self._topics: set[str] = set()
         self._declaration: Declaration | None = None
-        _queues.add(self)
-        try:
+        if dead_letter is not None:
             self._refuse_cycle()
-        except ValueError:
-            _queues.discard(self)
-            raise
+        with _queues_lock:
+            _queues.add(self)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
@@ -140,7 +141,7 @@ class Queue:
 
     def _refuse_cycle(self) -> None:
         """Raise ``ValueError`` where the dead-letter queues declared in this process lead back."""
-        declared = {queue.name: queue._dead_letter for queue in list(_queues) if queue._dead_letter is not None}
+        declared = {queue.name: queue._dead_letter for queue in (*living_queues(), self)}
         chain = [self.name]
         while (target := declared.get(chain[-1])) is not None:
             chain.append(target)
@@ -535,14 +536,20 @@ def registered_handlers(names: Sequence[str] = ()) -> list[Handler]:
     return [_handlers[name] for name in names or sorted(_handlers)]
 
 
+def living_queues() -> list[Queue]:
+    """Return the queues that are declared in this process."""
+    with _queues_lock:
+        return list(_queues)
+
+
 def find_queue(name: str, using: str | None = None) -> Queue | None:
     """Return the queue of this name (on this database alias) that is declared in this process, if there is one."""
-    return next((queue for queue in _queues if queue.name == name and using in (None, queue.using)), None)
+    return next((queue for queue in living_queues() if queue.name == name and using in (None, queue.using)), None)
 
 
 def standing_queues() -> list[Queue]:
     """Return the standing queues that are declared in this process, by name."""
     return sorted(
-        (queue for queue in _queues if not queue.declaration.auto_deleted),
+        (queue for queue in living_queues() if not queue.declaration.auto_deleted),
         key=lambda queue: queue.name,
     )

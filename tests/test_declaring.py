@@ -300,3 +300,13 @@ def test_a_heartbeat_keeps_queues_in_use_and_makes_declared_ones_again():
     delete_queue("replies")
     assert heartbeat.run_once() == {"replies", "unknown"}
     assert heartbeat.run_once() == {"unknown"}
+
+
+def test_threads_may_make_queues_at_the_same_time() -> None:
+    """What a process keeps of its queues is walked by one thread while others add to it."""
+
+    def make(number: int) -> int:
+        kept = [Queue(f"made.{number}.{each}", dead_letter="made.dead") for each in range(300)]
+        return len(kept)
+
+    assert in_threads(8, make) == [300] * 8

@@ -95,6 +95,7 @@ def test_what_is_idle_by_trade_is_not_ended(caplog: pytest.LogCaptureFixture) ->
         fetch("SELECT 1")
         attempts.append(message.delivery_count)
 
+    wait_until(lambda: not sessions())  # Those of the test before.
     with consumer_of(queue, handle):
         wait_until(lambda: len(sessions()) >= 2)
         before = sessions()
