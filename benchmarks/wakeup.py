@@ -147,6 +147,7 @@ def consume_raw() -> None:
         "consumer": uuid4(),
         "suspects": True,
         "skip_suspects": False,
+        "most_bytes": None,
     }
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
         connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel(QUEUES[RAW]))))
@@ -155,6 +156,8 @@ def consume_raw() -> None:
             list(connection.notifies(timeout=1, stop_after=1))
             rows = connection.execute(sql.CLAIM, {**params, "token": uuid4()}, prepare=True).fetchall()
             for row in rows:
+                if row[0] != "claimed":
+                    continue
                 tell(row[1], time.monotonic_ns())
                 connection.execute("DELETE FROM django_pgqueue_messagequeueitem WHERE id = %s", [row[1]], prepare=True)
 
