@@ -14,19 +14,8 @@ CAUSE = "a queue that comes back says why it was gone"
 SPARES = "a queue that is not durable spares the disk and nothing else"
 MEMORY = "a worker's memory is bounded"
 HISTORY = "the history of a dead letter tells what happened"
-ADOPTION = "adoption holds nobody up"
 
 MUTANTS = (
-    Mutant(
-        ONE_CONSUMER,
-        "a heartbeat alone restores the trust in ownership",
-        "consumer.py",
-        "            if lane.is_exclusive and now < lane.owned_until:\n",
-        "            if lane.is_exclusive:\n",
-        (
-            "tests/test_exclusive.py::test_a_stopped_owner_is_followed_after_three_heartbeats_and_starts_nothing_when_it_goes_on",
-        ),
-    ),
     Mutant(
         ONE_CONSUMER,
         "who was woken in vain sleeps at once",
@@ -306,13 +295,5 @@ MUTANTS = (
         "    capped = text if len(text) <= MAX_REASON_LENGTH else",
         "    capped = text if True else",
         ("tests/test_dead_letters.py::test_the_reason_is_the_path_of_the_exception_and_its_text",),
-    ),
-    Mutant(
-        ADOPTION,
-        "all orphans at once",
-        "sql.py",
-        "    ORDER BY orphaned_from, id\n    LIMIT %(limit)s\n    FOR UPDATE OF item SKIP LOCKED\n",
-        "    ORDER BY orphaned_from, id\n    LIMIT greatest(%(limit)s, 1000000)\n    FOR UPDATE OF item SKIP LOCKED\n",
-        ("tests/test_adoption.py::test_a_hundred_thousand_adopted_by_the_reaper_hold_nobody_up",),
     ),
 )
