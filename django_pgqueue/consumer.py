@@ -43,7 +43,7 @@ EXTEND_PATIENCE = 0.2
 LATE = 0.75
 # How many orphans one look adopts.
 ADOPT_BATCH = 1_000
-# One claim takes no more once it has so many bytes as they are stored; nothing is claimed while so many
+# One claim takes no more once it has so many bytes, as CLAIM counts them; nothing is claimed while so many
 # characters of JSON are held.
 CLAIM_BYTES = 8 * 1024 * 1024
 HELD_SIZE = 64 * 1024 * 1024

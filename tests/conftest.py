@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from django.db import connection
 
 from django_pgqueue import queues
 from django_pgqueue.devdb import DevCluster, throwaway
@@ -67,6 +68,18 @@ def pg() -> Iterator[DevCluster]:
     else:
         with throwaway() as own:
             yield own
+
+
+@pytest.fixture
+def server(pg: DevCluster) -> Iterator[DevCluster]:
+    """The server of the test database; it is up at the end, and this process has no dead connection to it."""
+    if cluster.cluster is None:
+        pytest.skip("the server that DATABASE_URL names is not ours to stop")
+    try:
+        yield pg
+    finally:
+        pg.start()
+        connection.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.db import connection
 
 from django_pgqueue.devdb import DevCluster
-from tests import cluster
 from tests.soak import database_away, listener_kills
 from tests.support import connect
 from tests.workers import database_url, run
@@ -16,18 +14,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 #: Seconds: what the cases call soon (5 and 10), with room for a busy machine. Polls are a minute apart.
 PROMPT = 20.0
-
-
-@pytest.fixture
-def server(pg: DevCluster) -> Iterator[DevCluster]:
-    """The server of the test database; it is up at the end, and this process has no dead connection to it."""
-    if cluster.cluster is None:
-        pytest.skip("the server that DATABASE_URL names is not ours to stop")
-    try:
-        yield pg
-    finally:
-        pg.start()
-        connection.close()
 
 
 # --- B16: the LISTEN connection is killed ---

@@ -2,7 +2,6 @@
 
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -11,24 +10,11 @@ from django.db import connection
 
 from django_pgqueue import Queue
 from django_pgqueue.devdb import DevCluster
-from tests import cluster
 from tests.support import payloads, wait_until
 from tests.testapp.models import Seen
 from tests.workers import command, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def server(pg: DevCluster) -> Iterator[DevCluster]:
-    """The server of the test database; it is up at the end, and this process has no dead connection to it."""
-    if cluster.cluster is None:
-        pytest.skip("the server that DATABASE_URL names is not ours to restart")
-    try:
-        yield pg
-    finally:
-        pg.start()
-        connection.close()
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])

@@ -16,7 +16,6 @@ from django.db import connection
 from django_pgqueue import Queue
 from django_pgqueue.devdb import DevCluster
 from django_pgqueue.models import MessageQueueItem
-from tests import cluster
 from tests.support import connect, payloads, wait_until
 from tests.testapp.models import Seen
 from tests.workers import Worker, worker
@@ -40,17 +39,6 @@ def slow_claims() -> Iterator[None]:
             yield
         finally:
             admin.execute("DROP FUNCTION slow_claim() CASCADE")
-
-
-@pytest.fixture
-def server(pg: DevCluster) -> Iterator[DevCluster]:
-    if cluster.cluster is None:
-        pytest.skip("the server that DATABASE_URL names is not ours to stop")
-    try:
-        yield pg
-    finally:
-        pg.start()
-        connection.close()
 
 
 def test_a_signal_during_a_claim_starts_nothing(slow_claims: None) -> None:
