@@ -54,27 +54,38 @@ class Spread:
 
 @dataclass(frozen=True)
 class Target:
-    """A figure that is to be reached: ``sign`` is "<=" or ">="."""
+    """
+    A figure that is to be reached: ``sign`` is "<=" or ">=".
+
+    ``what`` begins with the target's id ("T8: ..."). Of a spread it is the median that counts.
+    """
 
     what: str
-    value: float
+    value: float | Spread
     sign: str
     bound: float
 
     @property
     def met(self) -> bool:
-        return self.value <= self.bound if self.sign == "<=" else self.value >= self.bound
+        value = self.value.median if isinstance(self.value, Spread) else self.value
+        return value <= self.bound if self.sign == "<=" else value >= self.bound
 
 
 @dataclass
 class Report:
-    """What a benchmark found. ``rows`` are the table's, as dicts of text, numbers and spreads."""
+    """
+    What a benchmark found. ``rows`` are the table's, as dicts of text, numbers and spreads.
+
+    ``series`` are courses over time, for the charts: of each way (or kind of run), by what was measured,
+    pairs of seconds and value: ``{"snapshot held": {"messages/s": [(10.0, 2000.0), ...]}}``.
+    """
 
     name: str
     question: str
     rounds: int
     rows: list[dict[str, Any]] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
+    series: dict[str, dict[str, list[tuple[float, float]]]] = field(default_factory=dict)
 
     def as_dict(self, machine: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
         return {
@@ -89,6 +100,7 @@ class Report:
                 for row in self.rows
             ],
             "targets": [{**asdict(target), "met": target.met} for target in self.targets],
+            **({"series": self.series} if self.series else {}),
         }
 
 
@@ -246,7 +258,7 @@ def print_result(result: Mapping[str, Any]) -> None:
     print(table(result["rows"]) + "\n")
     for target in result["targets"]:
         verdict = "quick, not judged" if result["quick"] else "met" if target["met"] else "MISSED"
-        print(f"{target['what']}: {number(target['value'])}, target {target['sign']} {target['bound']}: {verdict}")
+        print(f"{target['what']}: {show(target['value'])}, target {target['sign']} {target['bound']}: {verdict}")
 
 
 def write(result: Mapping[str, Any], folder: Path) -> Path:
