@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -265,5 +266,7 @@ def write(result: Mapping[str, Any], folder: Path) -> Path:
     """Write the JSON file and return where."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result['benchmark']}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    text = json.dumps(result, indent=2) + "\n"
+    # The pairs of a series on a line each.
+    path.write_text(re.sub(r"\[\s+([-+.e\d]+),\s+([-+.e\d]+)\s+\]", r"[\1, \2]", text))
     return path

@@ -68,7 +68,10 @@ def run(cluster: DevCluster, *, quick: bool) -> Report:
         raw, ours = ([delay for one in found for delay in one[way]] for way in (RAW, OURS))
         report.targets.append(
             Target(
-                f"p{percent}, consume_queues / raw", percentile(ours, percent) / percentile(raw, percent), "<=", bound
+                f"T7: p{percent}, consume_queues / raw",
+                percentile(ours, percent) / percentile(raw, percent),
+                "<=",
+                bound,
             )
         )
     return report
