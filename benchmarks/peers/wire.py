@@ -1,0 +1,163 @@
+"""
+The protocol between the benchmark and a peer's program, for programs in Python.
+
+See the package's docstring. The programs run in environments of their own, so this needs nothing but
+the standard library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+PAYLOAD: dict[str, Any] = json.loads(os.environ.get("PEERS_PAYLOAD", "{}"))
+URL = os.environ.get("DATABASE_URL", "")
+
+# How many are published in one call of ``many``.
+BULK = 1_000
+
+# Seconds between two reports of a worker that counts.
+REPORT_INTERVAL = 0.02
+
+
+def say(*words: object) -> None:
+    """Print a line in one piece, past the buffers."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def tagged(number: int) -> dict[str, Any]:
+    return {**PAYLOAD, "tag": number}
+
+
+# --- Publishing -----------------------------------------------------------------------------------
+
+
+class Publisher(Protocol):
+    """What a peer's program does for ``publisher``."""
+
+    def one(self, payload: dict[str, Any]) -> object: ...
+    def many(self, payloads: Sequence[dict[str, Any]]) -> object: ...
+    def left(self) -> int: ...
+    def clear(self) -> object: ...
+
+
+def serve(publisher: Publisher) -> None:
+    """Obey the lines of stdin."""
+    say("READY")
+    for line in sys.stdin:
+        verb, _, argument = line.strip().partition(" ")
+        say(*ANSWERS[verb](publisher, argument))
+
+
+def publish_one_by_one(publisher: Publisher, seconds: str) -> tuple[int, ...]:
+    count, start = 0, time.monotonic_ns()
+    end = start + int(float(seconds) * 1e9)
+    while (now := time.monotonic_ns()) < end:
+        publisher.one(PAYLOAD)
+        count += 1
+    return count, start, now
+
+
+def publish_many(publisher: Publisher, count: str) -> tuple[int, ...]:
+    start = time.monotonic_ns()
+    for _ in range(int(count) // BULK):
+        publisher.many([PAYLOAD] * BULK)
+    return int(count), start, time.monotonic_ns()
+
+
+def publish_tagged(publisher: Publisher, number: str) -> tuple[int, ...]:
+    start = time.monotonic_ns()
+    publisher.one(tagged(int(number)))
+    return 1, start, time.monotonic_ns()
+
+
+def clear(publisher: Publisher, _argument: str) -> tuple[int, ...]:
+    publisher.clear()
+    return (0,)
+
+
+ANSWERS: dict[str, Callable[[Publisher, str], tuple[int, ...]]] = {
+    "one": publish_one_by_one,
+    "many": publish_many,
+    "tag": publish_tagged,
+    "left": lambda publisher, _argument: (publisher.left(),),
+    "clear": clear,
+}
+
+
+class AsyncPublisher:
+    """A publisher for ``serve`` made of coroutine functions, on a loop that it keeps."""
+
+    def __init__(self, publisher: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._publisher = publisher
+        self._loop = loop
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        method: Callable[..., Awaitable[Any]] = getattr(self._publisher, verb)
+        return lambda *args: self._loop.run_until_complete(method(*args))
+
+
+# --- Working --------------------------------------------------------------------------------------
+
+_mode = "count"
+_count = 0
+_last = 0
+_reported = 0
+
+
+def start_worker(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the settings of ``worker MODE [KEY=VALUE ...]``. Call ``wait_for_go`` before the first claim."""
+    global _mode
+    _mode = arguments[0]
+    return dict(argument.split("=", 1) for argument in arguments[1:])
+
+
+def wait_for_go() -> None:
+    say("READY")
+    sys.stdin.readline()
+    if _mode == "count":
+        threading.Thread(target=_report, daemon=True).start()
+
+
+def handled(*payloads: dict[str, Any]) -> None:
+    """Be the handler of these messages."""
+    global _count, _last
+    if _mode == "count":
+        _count += len(payloads)
+        _last = time.monotonic_ns()
+        if not _reported:
+            _tell()
+        return
+    for payload in payloads:
+        say(payload["tag"], time.monotonic_ns())
+    if _mode == "hold":
+        time.sleep(3600)
+
+
+async def ahandled(*payloads: dict[str, Any]) -> None:
+    """Be the handler, on an event loop."""
+    if _mode != "hold":
+        handled(*payloads)
+        return
+    for payload in payloads:
+        say(payload["tag"], time.monotonic_ns())
+    await asyncio.sleep(3600)
+
+
+def _report() -> None:
+    while True:
+        time.sleep(REPORT_INTERVAL)
+        if _count != _reported:
+            _tell()
+
+
+def _tell() -> None:
+    global _reported
+    _reported = _count
+    say(_last, _reported)
