@@ -1,43 +1,22 @@
-"""
-What every benchmark stands on: a server of its own, interleaved rounds, a table and a JSON file.
-
-The figures that count are ratios against a baseline measured in the same run on the same server,
-round by round (A B A B ...). Absolute ones tell what one machine gave on one day.
-"""
+"""Figures: interleaved rounds, their ratios and spreads, and what is printed and kept of them."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import platform
 import re
 import statistics
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psycopg
+from benchmarks.harness.serving import ROOT
 
-from django_pgqueue.devdb import DevCluster, throwaway
-
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
-# Seconds between two looks at what the server's sessions wait for.
-SAMPLE_INTERVAL = 0.02
-
-# About 500 bytes of JSON, the size of a small webhook event.
-PAYLOAD: dict[str, Any] = {
-    "event": "order.paid",
-    "order": {"id": 1_048_576, "currency": "EUR", "total": "129.90", "paid_at": "2026-11-29T12:00:00Z"},
-    "customer": {"id": 4711, "name": "Ada Lovelace", "email": "ada@example.com", "country": "GB"},
-    "items": [{"sku": f"SKU-{number:05}", "quantity": number, "price": "12.99"} for number in range(1, 5)],
-    "note": "Leave it with the neighbours, please; the bell has been out of order since Monday.",
-}
+#: A course over time: seconds and value.
+Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -86,7 +65,7 @@ class Report:
     rounds: int
     rows: list[dict[str, Any]] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
-    series: dict[str, dict[str, list[tuple[float, float]]]] = field(default_factory=dict)
+    series: dict[str, dict[str, Points]] = field(default_factory=dict)
 
     def as_dict(self, machine: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
         return {
@@ -105,69 +84,7 @@ class Report:
         }
 
 
-# --- Server ---------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def server() -> Iterator[DevCluster]:
-    """Start an empty server, as durable as in production, and set Django up on it. Once per process."""
-    with throwaway(durable=True) as cluster:
-        os.environ["DATABASE_URL"] = cluster.url
-        set_up_django()
-        from django.core.management import call_command
-        from django.db import connections
-
-        call_command("migrate", verbosity=0)
-        try:
-            yield cluster
-        finally:
-            connections.close_all()
-
-
-def set_up_django() -> None:
-    """Set Django up on ``DATABASE_URL``, also in child processes."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
-    # With DEBUG Django keeps and times every statement.
-    os.environ.update(DEBUG="0", SECRET_KEY="only-for-benchmarks")
-    import django
-
-    django.setup()
-
-
-class LockWaits:
-    """Within the ``with`` block, sample how many of the sessions at work wait for a lock."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._stop = threading.Event()
-        self._waiting = self._active = 0
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    @property
-    def share(self) -> float:
-        """Share of the database's time that was lock wait."""
-        return self._waiting / self._active if self._active else 0.0
-
-    def __enter__(self) -> LockWaits:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        with psycopg.connect(self._url, autocommit=True) as connection:
-            while not self._stop.wait(SAMPLE_INTERVAL):
-                waiting, active = connection.execute(
-                    "SELECT count(*) FILTER (WHERE wait_event_type = 'Lock'), count(*) FROM pg_stat_activity"
-                    " WHERE state = 'active' AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
-                ).fetchone() or (0, 0)
-                self._waiting += waiting
-                self._active += active
-
-
-# --- Figures --------------------------------------------------------------------------------------
+# --- Rounds ---------------------------------------------------------------------------------------
 
 
 def interleaved(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
@@ -190,45 +107,13 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)]
 
 
-def machine(url: str) -> dict[str, Any]:
-    """Describe what the figures were measured on."""
-    import django
-
-    with psycopg.connect(url) as connection:
-        postgresql = connection.info.parameter_status("server_version")
-        durability = {
-            name: connection.execute("SELECT current_setting(%s)", [name]).fetchone()[0]  # type: ignore[index]
-            for name in ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers")
-        }
-    return {
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "django": django.get_version(),
-        "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
-        "postgresql": postgresql,
-        **durability,
-    }
-
-
-def cpu_model() -> str:
-    """Return the processor's name, as far as the system tells it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 # --- Showing --------------------------------------------------------------------------------------
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as a Markdown table whose columns are the keys of the first."""
-    columns = list(rows[0])
-    cells = [[show(row[column]) for column in columns] for row in rows]
+    """Return rows as a Markdown table; the columns are all of their keys."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    cells = [[show(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(len(text) for text in column) for column in zip(columns, *cells, strict=True)]
     rule = ["-" * width for width in widths]
     return "\n".join(
