@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import harness, readme
 
-NAMES = ("publish", "publish_one", "wakeup")
+NAMES = ("publish", "publish_one", "wakeup", "growth")
 
 
 def main() -> int:
