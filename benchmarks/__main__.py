@@ -4,7 +4,7 @@ Run benchmarks: each starts its own server, prints a table and writes ``benchmar
     python -m benchmarks publish        one of them (see --help); exit status 1 when a target is missed
     python -m benchmarks all            all of them
     python -m benchmarks all --quick    a short run that shows that they work: not judged, not kept
-    python -m benchmarks readme         put the table of results/publish.json into README.md
+    python -m benchmarks docs           make docs/benchmarks.md, README's tables and the charts from results/
 """
 
 import argparse
@@ -13,7 +13,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks import harness, readme
+from benchmarks import docs, harness
 
 NAMES = ("publish", "publish_one", "wakeup", "growth")
 
@@ -23,12 +23,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         "python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", choices=[*NAMES, "all", "readme"])
+    parser.add_argument("name", choices=[*NAMES, "all", "docs"])
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures mean nothing")
     parser.add_argument("--output", type=Path, help="folder for the JSON file")
     options = parser.parse_args()
-    if options.name == "readme":
-        readme.update()
+    if options.name == "docs":
+        docs.update(NAMES)
         return 0
     if options.name == "all":
         # A process each: Django is set up on one database only.

@@ -1,4 +1,4 @@
-"""The benchmarks run, and README shows the table of the last full run. The figures are not judged here."""
+"""The benchmarks run. The figures are not judged here."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import harness, readme
+from benchmarks import harness
 from benchmarks.__main__ import NAMES
 
 
@@ -57,27 +57,3 @@ def test_a_percentile_is_one_of_the_values() -> None:
     assert harness.percentile(range(100), 50) == 50
     assert harness.percentile(range(100), 99) == 99
     assert harness.percentile([7.0], 99) == 7.0
-
-
-def test_the_table_goes_between_the_markers() -> None:
-    """What stands there is replaced, what stands around it stays; without markers it is an error."""
-    result = {
-        "rows": [{"way": "ours", "messages/s": {"median": 4678, "min": 4600.5, "max": 5150}}],
-        "rounds": 5,
-        "date": "2026-11-30",
-        "machine": {"cores": 2, "cpu": "a processor", "postgresql": "18.6"},
-    }
-    text = readme.with_table("before\n<!-- benchmark: publish -->\nold\n<!-- /benchmark -->\nafter\n", result)
-    assert text.startswith("before\n<!-- benchmark: publish -->\n| way  | messages/s ")
-    assert text.endswith("<!-- /benchmark -->\nafter\n")
-    assert "| ours | 4,678 (4,600-5,150) |" in text
-    assert "old" not in text
-    assert readme.with_table(text, result) == text
-    with pytest.raises(ValueError, match="markers"):
-        readme.with_table("no markers", result)
-
-
-def test_readme_shows_the_last_full_run() -> None:
-    """The table in README is the one that results/publish.json gives."""
-    text = readme.README.read_text()
-    assert readme.with_table(text, json.loads((harness.RESULTS / "publish.json").read_text())) == text
