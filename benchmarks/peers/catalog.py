@@ -3,37 +3,142 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
+
+from benchmarks.peers import environments
+
+Settings = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Peer:
     """
-    ``name``: as the tables have it, and the name of its database.
-    ``program``: a file of this folder.
-    ``interpreter``: makes the environment where it is not there yet and returns the command that runs ``program``;
-    raises ``environments.Unavailable``.
-    ``settings``: a text for the table to the settings of ``worker``: the ordinary ones first, the best last.
-    ``guarantees``: durable? at least once? in-flight messages at a crash? publishing in the caller's transaction?
-    ``recovery``: its mechanism for messages of a worker that died, and with which of its knobs it is measured.
-    ``recovery_settings``: those knobs, added to the ordinary settings.
-    ``service``: what has to run beside the server; gives the programs' further environment variables.
+    ``name``: as the tables have it. ``program``: a file of this folder.
+    ``interpreter``: makes the environment where it is not there yet and returns the command that runs
+    ``program``; raises ``environments.Unavailable``.
+    ``publishing``, ``working``: what the table calls it, to the settings of ``publisher`` and ``worker``. The
+    ordinary ones come first, the best documented ones last. ``waking``: those with which wake-ups are measured,
+    where that is not the first of ``working``.
+    ``guarantees``: durable? at least once? what becomes of messages in flight at a crash? transactional publishing?
+    ``recovery``: its mechanism for the messages of a worker that died, and which of its knobs were set;
+    ``recovery_settings`` are those, on top of the ordinary ones.
+    ``service``: what has to run beside the server; gives further environment variables for the programs.
     ``on_postgresql``: whether an open snapshot can matter.
-    ``quick``: whether it is quickly installed, and so takes part in the quick form.
+    ``targets``: how many times as fast ours has to be, by measure (one, many, drain).
+    ``quick``: whether it is installed within seconds, and so takes part in the quick form.
     """
 
     name: str
     program: str
     interpreter: Callable[[], list[str]]
-    settings: Mapping[str, Mapping[str, str]]
     guarantees: str
     recovery: str
-    recovery_settings: Mapping[str, str] = field(default_factory=dict)
+    working: Mapping[str, Settings]
+    publishing: Mapping[str, Settings] = field(default_factory=lambda: {"": {}})
+    waking: Mapping[str, Settings] | None = None
+    recovery_settings: Settings = field(default_factory=dict)
     service: Callable[[], AbstractContextManager[Mapping[str, str]]] = lambda: contextlib.nullcontext({})
     on_postgresql: bool = True
+    targets: Mapping[str, float] = field(default_factory=lambda: {"one": 1, "many": 1})
     quick: bool = False
 
 
-PEERS: list[Peer] = []
+def this_python() -> list[str]:
+    return [sys.executable]
+
+
+RAW = Peer(
+    name="raw psycopg",
+    program="run_raw.py",
+    interpreter=this_python,
+    working={"batch 10": {"batch": "10"}, "batch 100": {"batch": "100"}},
+    recovery_settings={"lease": "30"},
+    targets={},
+    quick=True,
+    guarantees=(
+        "Durable, at least once, part of the publisher's transaction. No handlers that may fail, no retries, no"
+        " extension of leases, nothing set aside: a limit, not a queue."
+    ),
+    recovery="A lease on the row, 30 s. The claim takes it when it has lapsed.",
+)
+
+OURS = Peer(
+    name="django_pgqueue",
+    program="run_ours.py",
+    interpreter=this_python,
+    publishing={"": {}, "prepared statements": {"prepared": "yes"}},
+    working={
+        "one by one": {},
+        "one by one, ack atomic": {"ack": "atomic"},
+        "batch 100, ack atomic": {"ack": "atomic", "batch": "100"},
+        "batch 100": {"batch": "100"},
+    },
+    recovery_settings={"lease": "30"},
+    targets={},
+    quick=True,
+    guarantees=(
+        "Durable, at least once; with ack atomic, exactly once for what the handler writes in this database. Publishing"
+        " is part of the caller's transaction. What a dead worker held comes again when its lease ends, alone; after"
+        " max_deliveries it is set aside."
+    ),
+    recovery="A lease on each message, extended while its consumer lives: lease=30 (default 60).",
+)
+
+PGQUEUER = Peer(
+    name="pgqueuer",
+    program="run_pgqueuer.py",
+    interpreter=partial(environments.python, "pgqueuer"),
+    working={"batch_size 10": {}, "batch_size 100": {"batch": "100"}},
+    recovery_settings={"timeout": "5"},
+    targets={"one": 1, "many": 1.1, "drain": 1.5},
+    quick=True,
+    guarantees=(
+        "Durable, at least once, part of the caller's transaction where it shares the connection. Outcomes are"
+        " written in batches: what a dead worker had done and not yet written runs again. By default a job that raises"
+        " is deleted, with its traceback in the log table. Each insert notifies in its transaction."
+    ),
+    recovery=(
+        "A heartbeat for each job; one that is heartbeat_timeout old (30 s, the default) is picked again at a dequeue,"
+        " of which an idle worker makes one every dequeue_timeout: 5 s (default 30)."
+    ),
+)
+
+PROCRASTINATE = Peer(
+    name="procrastinate",
+    program="run_procrastinate.py",
+    interpreter=partial(environments.python, "procrastinate"),
+    working={"concurrency 1": {}, "concurrency 10": {"concurrency": "10", "delete": "successful"}},
+    recovery_settings={"stalled": "30"},
+    targets={"one": 1, "many": 1, "drain": 20},
+    quick=True,
+    guarantees=(
+        "Durable; part of the caller's transaction only by its Django connector or a connection that is handed in."
+        " A job of a dead worker stays in doing until the project's own periodic task asks for stalled jobs and retries"
+        " them: with it at least once, without it at most once. Each insert notifies in its transaction."
+    ),
+    recovery=(
+        "The periodic task of its documentation, here every 10 s: get_stalled_jobs() (30 s without the worker's"
+        " heartbeat, the default) and retry_job()."
+    ),
+)
+
+DJANGO_TASKS_DB = Peer(
+    name="django-tasks-db",
+    program="run_django_tasks_db.py",
+    interpreter=partial(environments.python, "django-tasks-db"),
+    working={"": {}},
+    waking={"interval 1": {}, "interval 0.1": {"interval": "0.1"}},
+    targets={"one": 1, "many": 1, "drain": 20},
+    quick=True,
+    guarantees=(
+        "Durable, part of the caller's transaction. At most once: a task whose worker died stays RUNNING, and nothing"
+        " runs it again; nor is one retried that raises. Polls."
+    ),
+    recovery="None.",
+)
+
+PEERS = [RAW, OURS, PGQUEUER, PROCRASTINATE, DJANGO_TASKS_DB]

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 PAYLOAD: dict[str, Any] = json.loads(os.environ.get("PEERS_PAYLOAD", "{}"))
@@ -33,6 +33,14 @@ def say(*words: object) -> None:
 
 def tagged(number: int) -> dict[str, Any]:
     return {**PAYLOAD, "tag": number}
+
+
+def main(setup: Callable[[], None], publisher: Callable[..., None], worker: Callable[..., None]) -> None:
+    """Do what the command line says: its ``KEY=VALUE`` become keyword arguments."""
+    verb, *arguments = sys.argv[1:]
+    words = [argument for argument in arguments if "=" not in argument]
+    options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    {"setup": setup, "publisher": publisher, "worker": worker}[verb](*words, **options)
 
 
 # --- Publishing -----------------------------------------------------------------------------------
@@ -91,16 +99,34 @@ ANSWERS: dict[str, Callable[[Publisher, str], tuple[int, ...]]] = {
 }
 
 
-class AsyncPublisher:
-    """A publisher for ``serve`` made of coroutine functions, on a loop that it keeps."""
+async def aserve(publisher: Any) -> None:
+    """Obey the lines of stdin, for a publisher whose methods are coroutine functions."""
+    say("READY")
+    for line in sys.stdin:
+        verb, _, argument = line.strip().partition(" ")
+        if verb == "one":
+            say(*await apublish_one_by_one(publisher, argument))
+        elif verb == "many":
+            start = time.monotonic_ns()
+            for _ in range(int(argument) // BULK):
+                await publisher.many([PAYLOAD] * BULK)
+            say(argument, start, time.monotonic_ns())
+        elif verb == "tag":
+            start = time.monotonic_ns()
+            await publisher.one(tagged(int(argument)))
+            say(1, start, time.monotonic_ns())
+        else:
+            # left, and clear, which returns nothing.
+            say(await getattr(publisher, verb)() or 0)
 
-    def __init__(self, publisher: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._publisher = publisher
-        self._loop = loop
 
-    def __getattr__(self, verb: str) -> Callable[..., Any]:
-        method: Callable[..., Awaitable[Any]] = getattr(self._publisher, verb)
-        return lambda *args: self._loop.run_until_complete(method(*args))
+async def apublish_one_by_one(publisher: Any, seconds: str) -> tuple[int, ...]:
+    count, start = 0, time.monotonic_ns()
+    end = start + int(float(seconds) * 1e9)
+    while (now := time.monotonic_ns()) < end:
+        await publisher.one(PAYLOAD)
+        count += 1
+    return count, start, now
 
 
 # --- Working --------------------------------------------------------------------------------------
@@ -111,14 +137,14 @@ _last = 0
 _reported = 0
 
 
-def start_worker(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the settings of ``worker MODE [KEY=VALUE ...]``. Call ``wait_for_go`` before the first claim."""
+def start_worker(mode: str) -> None:
+    """Set what the handler does. ``wait_for_go`` has to follow, before the first claim."""
     global _mode
-    _mode = arguments[0]
-    return dict(argument.split("=", 1) for argument in arguments[1:])
+    _mode = mode
 
 
 def wait_for_go() -> None:
+    """Tell that the worker is ready and wait until all are."""
     say("READY")
     sys.stdin.readline()
     if _mode == "count":
