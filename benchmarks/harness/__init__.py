@@ -15,6 +15,7 @@ from benchmarks.harness.metering import (
     cpu_seconds,
     multixact_bytes,
     table_figures,
+    wait_until_alone,
 )
 from benchmarks.harness.reporting import (
     RESULTS,
@@ -61,5 +62,6 @@ __all__ = [
     "show",
     "table",
     "table_figures",
+    "wait_until_alone",
     "write",
 ]

@@ -17,6 +17,8 @@ from django_pgqueue.devdb import DevCluster
 
 # Seconds between two looks at what the server's sessions wait for.
 LOCK_WAIT_INTERVAL = 0.02
+# Seconds until sessions whose clients have gone have ended.
+SESSIONS_END = 10.0
 
 Connection = psycopg.Connection[Any]
 
@@ -176,6 +178,17 @@ class TableFigures:
     hot_updates: int
     table_bytes: int
     index_bytes: int
+
+
+def wait_until_alone(connection: Connection) -> None:
+    """Wait until no other session is left, so that the statistics are complete."""
+    deadline = time.monotonic() + SESSIONS_END
+    while connection.execute(
+        "SELECT FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    ).fetchone():
+        if time.monotonic() > deadline:
+            raise TimeoutError("other sessions do not end")
+        time.sleep(0.01)
 
 
 def table_figures(connection: Connection, name: str) -> TableFigures:

@@ -52,6 +52,7 @@ def server(options: Mapping[str, str] | None = None) -> Iterator[DevCluster]:
         from django.db import connections
 
         call_command("migrate", verbosity=0)
+        connections.close_all()
         try:
             yield cluster
         finally:

@@ -1,0 +1,108 @@
+"""
+What does each way of publishing cost, from 1 to 64 publishers to one queue? The curve.
+
+``publish`` judges 32 publishers, by five rounds; this one draws the line through three, and looks at what
+the publishers leave on the server: versions of the queue's row, WAL, MultiXacts. The ways, and what
+each of them guarantees, are described in ``benchmarks/publishing.py``. Those that were tried and rejected
+are measured at a few numbers of publishers.
+
+The statements are run by pgbench, prepared, client and server on the same cores. What the server writes
+includes a whole page for each that is changed for the first time, as after any checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from statistics import median
+
+from benchmarks.harness import Report, Spread, Target, interleaved, percentile
+from benchmarks.publishing import (
+    AUTOCOMMIT,
+    DO_NOTHING,
+    HELD_OPEN,
+    LIMIT,
+    OLD,
+    OURS,
+    UPSERT_FIRST,
+    WHERE_STALE,
+    Metered,
+    Part,
+    by_pgbench,
+    make_limit_table,
+)
+from django_pgqueue.devdb import DevCluster
+
+PUBLISHERS = (1, 2, 4, 8, 16, 32, 64)
+#: At which numbers of publishers the rejected ways are measured.
+REJECTED = {WHERE_STALE: (2, 8, 32), UPSERT_FIRST: (2, 8, 32), DO_NOTHING: (32,)}
+
+#: By way and number of publishers.
+Found = dict[tuple[str, int], list[Metered]]
+
+
+def run(cluster: DevCluster, *, quick: bool) -> Report:
+    """Measure each way at each number of publishers, in autocommit and held open."""
+    rounds, seconds = (1, 1) if quick else (3, 2)
+    report = Report("publishers", "what does each way of publishing cost, with 1 to 64 publishers?", rounds)
+    make_limit_table(cluster.url)
+    for part in (HELD_OPEN, AUTOCOMMIT):
+        found: Found = {}
+        for publishers in (2, 32) if quick else PUBLISHERS:
+            ways = [LIMIT, OURS, OLD, *(way for way, numbers in REJECTED.items() if publishers in numbers)]
+            measures = {
+                way: partial(by_pgbench, cluster, part, part.statements(way), seconds, publishers=publishers)
+                for way in ways
+            }
+            for way, measured in interleaved(measures, rounds).items():
+                found[way, publishers] = measured
+                report.rows.append(row(part, way, publishers, measured))
+        report.series |= curves(part, found)
+        report.targets += targets(part, found)
+    return report
+
+
+def row(part: Part, way: str, publishers: int, measured: Sequence[Metered]) -> dict[str, object]:
+    latencies = [1000 * latency for one in measured for latency in one.latencies]
+    return {
+        "to one queue": part.title,
+        "publishers": publishers,
+        "way": way,
+        "publishes/s": Spread.of([one.rate for one in measured]),
+        "lock wait %": Spread.of([100 * one.lock_wait for one in measured]),
+        "p50 ms": percentile(latencies, 50),
+        "p99 ms": percentile(latencies, 99),
+        "lost %": median(100 * one.lost for one in measured),
+        # From here on by publish, but for "dead at the end".
+        "queue row versions": median(one.versions for one in measured),
+        "dead at the end": median(one.dead for one in measured),
+        "WAL bytes": median(one.cost.wal_bytes for one in measured),
+        "MultiXacts": median(one.cost.multixacts for one in measured),
+        "members": median(one.cost.multixact_members for one in measured),
+        "server CPU us": median(1e6 * one.cost.server_cpu for one in measured),
+    }
+
+
+def curves(part: Part, found: Found) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Return of each way its figures over the number of publishers."""
+    series: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for (way, publishers), measured in found.items():
+        figures = {
+            "publishes/s": median(one.rate for one in measured),
+            "lock wait %": median(100 * one.lock_wait for one in measured),
+            "p99 ms": median(1000 * percentile(one.latencies, 99) for one in measured),
+        }
+        for name, value in figures.items():
+            series.setdefault(f"{part.title}: {way}", {}).setdefault(name, []).append((publishers, value))
+    return series
+
+
+def targets(part: Part, found: Found) -> list[Target]:
+    ours = [measured for (way, _), measured in found.items() if way == OURS]
+    lost = max(one.lost for measured in ours for one in measured)
+    waits = [Spread.of([100 * one.lock_wait for one in measured]) for measured in ours]
+    highest = max(waits, key=lambda spread: spread.median)
+    return [
+        Target(f"T1: {part.title}: share of messages that ours lost", lost, "<=", 0),
+        Target(f"T1: {part.title}: lock wait % of ours, where it is highest", highest, "<=", 1),
+    ]
