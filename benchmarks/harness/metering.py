@@ -202,9 +202,9 @@ def table_figures(connection: Connection, name: str) -> TableFigures:
 
 
 def multixact_bytes(connection: Connection) -> int:
-    """Return the size of the files that hold the members of MultiXacts."""
+    """Return the size of the files that hold the members of MultiXacts. One may be removed meanwhile."""
     row = connection.execute(
-        "SELECT coalesce(sum((pg_stat_file('pg_multixact/members/' || name)).size), 0)::bigint"
+        "SELECT coalesce(sum((pg_stat_file('pg_multixact/members/' || name, true)).size), 0)::bigint"
         " FROM pg_ls_dir('pg_multixact/members') AS name"
     ).fetchone()
     assert row is not None
