@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import docs, harness
 
-NAMES = ("publish", "publish_one", "wakeup", "growth")
+NAMES = ("publish", "publishers", "publish_one", "wakeup", "growth", "capacity")
 
 
 def main() -> int:

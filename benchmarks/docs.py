@@ -46,11 +46,15 @@ def made(names: Sequence[str]) -> dict[Path, str]:
     charts = {name: figures.charts(result) for name, result in results.items()}
     headline = figures.headline(results)
     return {
-        README: with_blocks(README.read_text(), {"headline": lambda: picture(headline, "docs/benchmarks/")}),
+        README: with_blocks(
+            README.read_text(),
+            {"headline": lambda: picture(headline, "docs/benchmarks/") if headline else f"({NOT_YET})"},
+        ),
         PAGE: page(names, results, charts),
         **{
             CHARTS / f"{chart.name}-{theme}.svg": svg(chart, theme)
             for chart in (headline, *(chart for found in charts.values() for chart in found))
+            if chart
             for theme in THEMES
         },
     }

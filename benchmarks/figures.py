@@ -1,15 +1,17 @@
 """
 Which charts are drawn from which benchmark's JSON.
 
-The shapes are read here and nowhere else: the first columns of a row that hold text name it (the last of
-them is the way that was measured, those before it the part of the benchmark), and a cell is a number
-or a spread. A benchmark with ``series`` gets a chart of their course unless something else is said here.
+The shapes are read here and nowhere else. What was measured is named by a row's column "way", or else by the
+last of the columns of text at its beginning; the text before it is the part of the benchmark. A cell is
+a number or a spread. A benchmark with ``series`` gets a chart of their course unless something else is said here.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle, takewhile
 from typing import Any
 
 from benchmarks.charts import TONES, Bars, Chart, Line, Lines
@@ -36,30 +38,48 @@ SPANS: Mapping[str, tuple[float, float, str]] = {
 
 # The measures of a curve over the number of publishers.
 CURVES: Mapping[str, Sequence[str]] = {
-    "publishers": ("messages/s", "lock wait %"),
+    "publishers": ("publishes/s", "lock wait %"),
 }
 
-OURS = re.compile(r"\bours\b|\bQueue\.|consume_queues|django_pgqueue")
-OLD = re.compile(r"ensure")
-LIMIT = re.compile(r"raw|without")
+# What a chart calls a measure that a table has little room for.
+WORDS: Mapping[str, str] = {
+    "publishes/s": "publishes a second",
+    "messages/s": "messages a second",
+    "handled/s": "handled a second",
+    "lock wait %": "lock waits, % of database time",
+    "of raw": "of raw psycopg's messages a second",
+}
+
+# The first that fits a way's name decides its colour.
+COLORS = (
+    ("old", re.compile(r"^ensure on every publish")),
+    ("limit", re.compile(r"\b(raw|without|plain)\b")),
+    ("ours", re.compile(r"\bours\b|\bQueue\.|consume_queues|django_pgqueue")),
+)
 
 
 def charts(result: Result) -> list[Chart]:
     """Return the charts of one benchmark."""
     name = result["benchmark"]
     if name in CURVES:
-        return [curve(result, part, ways) for part, ways in parts(result).items()]
+        return [
+            replace(curve(result, slug(f"{name} {part}"), ways), title=f"To one queue, {part}")
+            for part, ways in parts(result).items()
+        ]
     if name in BARS:
         return [by_way(result)]
     return [course(result)] if result.get("series") else []
 
 
-def headline(results: Mapping[str, Result]) -> Chart:
-    """Return README's chart: the old way and ours."""
-    ways = parts(results["publish"])["held open 5 ms"]
-    panels = bars_of({"": ways}, BARS["publish"])
-    heading = "32 publishers to one queue, each transaction held open 5 ms"
-    return Chart("headline", heading, alt(heading, panels), panels)
+def headline(results: Mapping[str, Result]) -> Chart | None:
+    """Return README's chart: the old way and ours, over the number of publishers."""
+    if "publishers" not in results:
+        return None
+    result = results["publishers"]
+    ways = [(way, row) for way, row in parts(result)["held open 5 ms"] if tone(way) in ("old", "ours")]
+    return replace(
+        curve(result, "headline", ways), title="1 to 64 publishers to one queue, each transaction held open 5 ms"
+    )
 
 
 def by_way(result: Result) -> Chart:
@@ -81,19 +101,18 @@ def bars_of(found: Parts, measures: Mapping[str, bool]) -> list[Bars]:
     ]
 
 
-def curve(result: Result, part: str, ways: Iterable[tuple[str, Mapping[str, Any]]]) -> Chart:
-    """Return each measure over the number of publishers."""
+def curve(result: Result, name: str, ways: Iterable[tuple[str, Mapping[str, Any]]]) -> Chart:
+    """Return each measure over the number of publishers, of those ways that have been measured at several."""
     rows = list(ways)
-    counts = sorted({row["publishers"] for _, row in rows})
     panels = []
     for measure in CURVES[result["benchmark"]]:
         points: dict[str, list[tuple[float, float]]] = {}
         for way, row in rows:
             points.setdefault(way, []).append((row["publishers"], number(row[measure])))
-        panels.append(Lines(measure, lines(points), "publishers", x_ticks=counts, top=top_of(measure)))
-    name = "-".join([result["benchmark"], *re.findall(r"\w+", part)])
-    heading = titled(part, title(result))
-    return Chart(name, heading, alt(heading, panels), panels)
+        drawn = lines({way: found for way, found in points.items() if len(found) > 1})
+        counts = sorted({place for line in drawn for place, _ in line.points})
+        panels.append(Lines(titled("", measure), drawn, "publishers", x_ticks=counts, top=top_of(measure)))
+    return Chart(name, title(result), alt(title(result), panels), panels)
 
 
 def course(result: Result) -> Chart:
@@ -106,7 +125,7 @@ def course(result: Result) -> Chart:
     span = SPANS.get(name)
     panels = [
         Lines(
-            measure,
+            titled("", measure),
             lines(
                 {
                     run: [(seconds / factor, value) for seconds, value in found[measure]]
@@ -129,12 +148,9 @@ def parts(result: Result) -> Parts:
     """Return the ways and their rows, by the part of the benchmark."""
     found: Parts = {}
     for row in result["rows"]:
-        names = []
-        for value in row.values():
-            if not isinstance(value, str):
-                break
-            names.append(value)
-        found.setdefault(", ".join(names[:-1]), []).append((names[-1], row))
+        names = [value for _, value in takewhile(lambda column: isinstance(column[1], str), row.items())]
+        way = row.get("way") or names[-1]
+        found.setdefault(", ".join(name for name in names if name != way), []).append((way, row))
     return found
 
 
@@ -148,17 +164,15 @@ def number(cell: Any) -> float:
 
 
 def lines(points: Mapping[str, Sequence[tuple[float, float]]]) -> list[Line]:
-    """Give each line its colour: to those whose name says nothing, in order."""
-    free = iter([*TONES] * len(points))
-    return [Line(name, found, tone(name, "") or next(free)) for name, found in points.items()]
+    """Give each line its colour: to those whose name says nothing, in order, what is left."""
+    taken = [tone(name, "") for name in points]
+    free = cycle([color for color in TONES if color not in taken])
+    return [Line(name, found, color or next(free)) for (name, found), color in zip(points.items(), taken, strict=True)]
 
 
 def tone(way: str, otherwise: str = "limit") -> str:
     """Return the colour of a way by its name."""
-    for pattern, found in ((OLD, "old"), (LIMIT, "limit"), (OURS, "ours")):
-        if pattern.search(way):
-            return found
-    return otherwise
+    return next((found for found, pattern in COLORS if pattern.search(way)), otherwise)
 
 
 # --- Words ----------------------------------------------------------------------------------------
@@ -169,8 +183,14 @@ def title(result: Result) -> str:
     return question[:1].upper() + question[1:]
 
 
+def slug(words: str) -> str:
+    """Return a name for a file."""
+    return "-".join(re.findall(r"\w+", words.lower()))
+
+
 def titled(part: str, measure: str) -> str:
-    return f"{part}: {measure}" if part else measure
+    words = WORDS.get(measure, measure)
+    return f"{part}: {words}" if part else words
 
 
 def alt(heading: str, panels: Sequence[Lines | Bars]) -> str:
