@@ -1,8 +1,9 @@
 """
-Make docs/benchmarks.md, README's tables and all charts from ``results/*.json``: ``python -m benchmarks docs``.
+Make docs/benchmarks.md, docs/capacity.md, README's tables and all charts from ``results/*.json``.
 
-What people wrote is in ``notes/``: ``method.md``, and for a target such as T5 ``T5.md``, which a target that
-is missed must have: what was tried, and what the limit is. The other words are the benchmarks' docstrings.
+What people wrote is in ``notes/``: ``method.md``, ``capacity.md``, and for a target such as T5 ``T5.md``, which
+one that is missed must have: what was tried, and what the limit is. The other words are the benchmarks'
+docstrings.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figures, harness
+from benchmarks import figures, harness, sizing
 from benchmarks.charts import THEMES, Chart, svg
 from benchmarks.targets import TARGETS
 
 README = harness.ROOT / "README.md"
 PAGE = harness.ROOT / "docs" / "benchmarks.md"
+CAPACITY = harness.ROOT / "docs" / "capacity.md"
 CHARTS = harness.ROOT / "docs" / "benchmarks"
 NOTES = harness.ROOT / "benchmarks" / "notes"
 
@@ -51,6 +54,7 @@ def made(names: Sequence[str]) -> dict[Path, str]:
             {"headline": lambda: picture(headline, "docs/benchmarks/") if headline else f"({NOT_YET})"},
         ),
         PAGE: page(names, results, charts),
+        CAPACITY: capacity_page(results.get("capacity")),
         **{
             CHARTS / f"{chart.name}-{theme}.svg": svg(chart, theme)
             for chart in (headline, *(chart for found in charts.values() for chart in found))
@@ -181,7 +185,14 @@ def section(name: str, result: Result | None, charts: Sequence[Chart]) -> Iterat
     for chart in charts:
         yield picture(chart, "benchmarks/")
     yield harness.table(result["rows"])
-    yield harness.table(
+    if notes := result.get("notes"):
+        yield "\n".join(f"* **{name}**: {note}" for name, note in notes.items())
+    if result["targets"]:
+        yield judged(result)
+
+
+def judged(result: Result) -> str:
+    return harness.table(
         [
             {
                 "": target["what"].partition(":")[0],
@@ -212,6 +223,13 @@ def machine(result: Result) -> str:
         f" Python {known['python']}, Django {known['django']}, psycopg {known['psycopg']};"
         f" PostgreSQL {known['postgresql']} with {durability}. Median (lowest-highest)."
     )
+
+
+def capacity_page(result: Result | None) -> str:
+    """Return the page that ``notes/capacity.md`` has the words of."""
+    made_by = "<!-- Made by `python -m benchmarks docs` from benchmarks/notes/capacity.md and results/. -->"
+    words = {**sizing.words(result), "machine": machine(result)} if result else defaultdict(lambda: f"({NOT_YET})")
+    return f"{made_by}\n\n{(NOTES / 'capacity.md').read_text().format_map(words)}"
 
 
 def picture(chart: Chart, folder: str) -> str:

@@ -36,6 +36,7 @@ class Server:
 
 
 SERVERS = [Server(cores, log, flush) for cores, log in ((2, 60), (8, 250), (32, 1_000)) for flush in (0.1, 1, 2)]
+MIDDLING = Server(8, 250, 1)
 RATES = (100, 1_000, 5_000, 20_000)
 
 
@@ -125,20 +126,33 @@ def committed(sessions: int, cores: int, work: float, flush: float, *, commits: 
 
 def words(result: Mapping[str, Any]) -> dict[str, str]:
     """Return what the page's text has places for: tables, and figures of its sentences."""
-    single, many = (use(result, way) for way in (capacity.TOGETHER, capacity.MANY))
-    apart = use(result, capacity.APART)
-    middle = Server(8, 250, 1)
+    single, apart, many = (use(result, way) for way in (capacity.TOGETHER, capacity.APART, capacity.MANY))
+    by_hand = next(row for row in result["rows"] if row["a message"] == capacity.BY_HAND)
+    tables = {
+        "costs": result["rows"],
+        "carries": list(carries(single, many)),
+        "takes": list(takes(single)),
+        "spread": list(spread(single, many)),
+    }
+    numbers = {
+        "publish_share": 100 * single.session / single.cpu,
+        "many_gain": single.cpu / many.cpu,
+        "together_multixacts": single.multixacts,
+        "apart_multixacts": apart.multixacts,
+        "together_cpu": 1e6 * single.session,
+        "apart_cpu": 1e6 * apart.session,
+        "by_hand_cpu": figures.number(by_hand["server CPU µs"]),
+        "bulk": capacity.BULK,
+        "publishers": capacity.PUBLISHERS,
+        "sessions": PUBLISHERS,
+        "share": 100 * SHARE,
+        "doubling": DOUBLING,
+        "measured_cores": MEASURED_CORES,
+        "spread_cores": MIDDLING.cores,
+    }
     return {
-        "costs": harness.table(result["rows"]),
-        "carries": harness.table(list(carries(single, many))),
-        "takes": harness.table(list(takes(single))),
-        "spread": harness.table(list(spread(single, many, middle))),
-        "apart_multixacts": harness.number(apart.multixacts),
-        "together_multixacts": harness.number(single.multixacts),
-        "together_cpu": harness.number(1e6 * single.session),
-        "apart_cpu": harness.number(1e6 * apart.session),
-        "many_gain": harness.number(single.cpu / many.cpu),
-        "publish_share": harness.number(100 * single.session / single.cpu),
+        **{name: harness.table(rows) for name, rows in tables.items()},
+        **{name: harness.number(float(f"{value:.3g}")) for name, value in numbers.items()},
     }
 
 
@@ -169,12 +183,12 @@ def takes(message: Use) -> Iterator[dict[str, Any]]:
         }
 
 
-def spread(single: Use, many: Use, server: Server) -> Iterator[dict[str, Any]]:
+def spread(single: Use, many: Use) -> Iterator[dict[str, Any]]:
     for rate in (10_000, 50_000, 200_000):
         yield {
             "messages/s": rate,
             **{
-                f"servers, {how}": math.ceil(rate / min(limits(message, server).values()))
+                f"servers, {how}": math.ceil(rate / min(limits(message, MIDDLING).values()))
                 for how, message in (("one by one", single), (f"{capacity.BULK:,} a call", many))
             },
         }

@@ -1,4 +1,4 @@
-"""The benchmarks run. The figures are not judged here."""
+"""A benchmark runs, and what all of them stand on works. The figures are not judged here; ``.ci/run`` runs the others."""
 
 import json
 import subprocess
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from benchmarks import harness
-from benchmarks.__main__ import NAMES
 
 
 def run_quick(name: str, folder: Path) -> dict[str, Any]:
@@ -29,12 +28,12 @@ def run_quick(name: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["publish_one", "capacity"])
 def test_the_quick_form_runs(name: str, tmp_path: Path) -> None:
     """It ends well, prints its table, and its JSON tells what it was measured on; the host is nobody's business."""
     result = run_quick(name, tmp_path)
     assert result["rows"]
-    assert result["targets"]
+    assert all(target["what"].startswith("T") for target in result["targets"])
     assert result["machine"]["fsync"] == result["machine"]["synchronous_commit"] == "on"
     assert {"cpu", "cores", "memory_gib", "python", "django", "psycopg", "postgresql"} <= result["machine"].keys()
 
