@@ -58,6 +58,7 @@ class Report:
 
     ``series`` are courses over time, for the charts: of each way (or kind of run), by what was measured,
     pairs of seconds and value: ``{"snapshot held": {"messages/s": [(10.0, 2000.0), ...]}}``.
+    ``notes`` are what has to be known of a way to read its figures.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Report:
     rows: list[dict[str, Any]] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
     series: dict[str, dict[str, Points]] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self, machine: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
         return {
@@ -81,6 +83,7 @@ class Report:
             ],
             "targets": [{**asdict(target), "met": target.met} for target in self.targets],
             **({"series": self.series} if self.series else {}),
+            **({"notes": self.notes} if self.notes else {}),
         }
 
 
@@ -142,6 +145,8 @@ def print_result(result: Mapping[str, Any]) -> None:
     print(", ".join(f"{key} {value}" for key, value in result["machine"].items()))
     print(f"{result['rounds']} rounds; median (lowest-highest)\n")
     print(table(result["rows"]) + "\n")
+    for name, note in result.get("notes", {}).items():
+        print(f"{name}: {note}\n")
     for target in result["targets"]:
         verdict = "quick, not judged" if result["quick"] else "met" if target["met"] else "MISSED"
         print(f"{target['what']}: {show(target['value'])}, target {target['sign']} {target['bound']}: {verdict}")

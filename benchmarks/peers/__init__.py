@@ -1,43 +1,234 @@
 """
 How does it compare with other queues? Publishing, draining, waking up, a held snapshot, a killed worker.
 
-Each peer is a small program of its own in this folder, ``run_NAME.py`` (or ``.mjs``), in its own
-environment. ``catalog.py`` says for each peer what its environment is, with which settings its
-workers run, and what it guarantees. All of them follow one protocol:
+The other queues run beside ours on the same server, in turn, each in a database of its own and with the
+versions that ``benchmarks/peers/requirements/`` pins. Each is a program of its own in
+``benchmarks/peers/`` (``run_NAME``), which uses the peer as its documentation shows and speaks a small protocol
+(``wire.py``). ``catalog.py`` has the settings and what each peer guarantees; the table's notes repeat it.
 
-``PROGRAM setup``
-    Make the peer's tables in the empty database at ``DATABASE_URL`` (a URL for libpq; the server is
-    on a unix socket, whose folder is the URL's parameter ``host``), and exit. Each peer has a
-    database to itself on the same server.
+The same rules hold for all:
 
-``PROGRAM publisher``
-    Connect, print ``READY``, and obey the lines of stdin. Each is answered with one line of integers;
-    times are nanoseconds of CLOCK_MONOTONIC.
+* Every handler does nothing, but has the payload as an object. Peers that hand out bytes decode them.
+* Publishing one by one: each publish commits before the next. In bulk: the peer's own way for many, 1,000 a
+  call; where it has none, 1,000 in a transaction.
+* Before a drain the queue is filled to 20,000 and the database vacuumed and analysed. Messages a second are
+  counted by the workers from when the last of them has its first message, so starting up does not
+  count; a slow drain is stopped after some seconds. Four workers of a fast peer get 60,000, or it would be
+  over before they all run.
+* Wake-up: from when a publish has returned to when the handler starts in an idle worker, at random times.
+* Beside a held snapshot: another session of the same database keeps a REPEATABLE READ transaction open that
+  has done ``SELECT 1``. The drain is divided into three parts of equal time.
+* A killed worker: twenty messages are published to a worker whose handler never returns, a second worker
+  takes what the first does not hold, and the first gets SIGKILL. The time until all that it held runs
+  again, by the peer's own mechanism, set to about 30 seconds where it can be set; 90 seconds at most.
+* Two settings where they differ: the ordinary ones, and the best that the peer's documentation has.
 
-    ``one SECONDS``  publish the payload one by one, each a commit of its own, for so long.
-                     Answer: ``COUNT START END``
-    ``many COUNT``   publish so many by the peer's way for many, 1,000 a call; where it has none,
-                     1,000 in a transaction. COUNT is a multiple of 1,000. Answer: ``COUNT START END``
-    ``tag NUMBER``   publish one whose payload has ``"tag": NUMBER`` as well.
-                     Answer: ``1 START END``, where END is when the publish returned
-    ``left``         Answer: how many messages are stored that are not done (ready or being worked on)
-    ``clear``        delete all messages, done ones too. Answer: ``0``
-
-``PROGRAM worker MODE [KEY=VALUE ...]``
-    Import and connect what can be before the first claim, print ``READY``, wait for a line on stdin,
-    then run the peer's own worker until killed: SIGTERM ends it in an orderly way. The settings are
-    those of ``catalog.py``. The handler has the payload as an object (where the peer hands out
-    bytes, the handler decodes them) and calls ``handled(payload)``, which depends on MODE:
-
-    ``count``  count only. A thread or timer prints ``NS COUNT`` at once for the first message and
-               then every 20 ms if there are new ones: how many have started so far, and when the
-               last of them did. A handler of many calls ``handled`` once for all of them.
-    ``note``   print ``TAG NS`` for each message as it starts: its tag and the time
-    ``hold``   the same, and then never return (until killed)
-
-    Lines are written in one piece and past any buffer, since several processes may share a stdout.
-    Nothing else may go to stdout.
-
-The payload (about 500 bytes of JSON) is in the environment, ``PEERS_PAYLOAD``. ``wire.py`` is this
-protocol for programs in Python; it needs the standard library alone.
 """
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.harness import Report, Spread, Target, percentile, ratio
+from benchmarks.peers import measuring
+from benchmarks.peers.catalog import OURS, PEERS, PGQUEUER, Peer, Settings
+from benchmarks.peers.environments import Unavailable
+from benchmarks.peers.measuring import Rate, Recovery
+from benchmarks.peers.running import Contender
+from django_pgqueue.devdb import DevCluster
+
+# Each peer's publishers and workers have connections.
+SERVER_OPTIONS = {"max_connections": "300"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is done. What is not judged takes part in every other round, or in fewer."""
+
+    rounds: int
+    depth: int
+    fast_depth: int  # for several workers of a peer that makes as many a second as ``depth``
+    publishing: float  # seconds
+    cap: float  # seconds of a drain
+    wake_ups: int  # of a round
+    snapshots: int  # rounds
+    snapshot_depth: int
+    snapshot_cap: float
+    patience: float
+
+
+FULL = Plan(5, 20_000, 60_000, 1.0, 2.5, 35, 2, 120_000, 9.0, measuring.PATIENCE)
+QUICK = Plan(1, 2_000, 2_000, 0.2, 0.5, 3, 1, 2_000, 0.5, 1.0)
+
+
+@dataclass
+class Found:
+    """What was measured of a peer, by its settings where they matter."""
+
+    one: dict[str, list[float]] = field(default_factory=dict)
+    many: list[float] = field(default_factory=list)
+    drains: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    delays: dict[str, list[float]] = field(default_factory=dict)
+    beside_snapshot: list[list[float]] = field(default_factory=list)
+    recovery: Recovery | None = None
+
+    @property
+    def best_drains(self) -> list[float]:
+        """Return one process's rates with those settings with which it was fastest."""
+        return max((rates for (_, processes), rates in self.drains.items() if processes == 1), key=median)
+
+
+def run(cluster: DevCluster, *, quick: bool) -> Report:
+    """Measure all peers, in turn."""
+    plan = QUICK if quick else FULL
+    report = Report("peers", "how does it compare with other queues?", plan.rounds)
+    commands, missing = installed([peer for peer in PEERS if peer.quick or not quick])
+    if missing and not quick:
+        raise Unavailable("; ".join(f"{name}: {reason}" for name, reason in missing.items()))
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        contenders = [
+            stack.enter_context(Contender.opened(peer, command, cluster.url, folder)) for peer, command in commands
+        ]
+        found = {contender.peer.name: Found() for contender in contenders}
+        for number in range(plan.rounds):
+            for contender in contenders:
+                measure_round(contender, found[contender.peer.name], plan, number)
+        with ThreadPoolExecutor(len(contenders)) as pool:
+            # Side by side: they mostly wait.
+            for contender, recovery in zip(contenders, pool.map(recovering(plan), contenders), strict=True):
+                found[contender.peer.name].recovery = recovery
+    for contender in contenders:
+        report.rows += rows(contender.peer, found[contender.peer.name])
+        report.notes[contender.peer.name] = f"{contender.peer.guarantees} Recovery: {contender.peer.recovery}"
+    report.notes |= {name: f"not installed: {reason}" for name, reason in missing.items()}
+    report.targets += targets(found)
+    return report
+
+
+def installed(peers: Sequence[Peer]) -> tuple[list[tuple[Peer, list[str]]], dict[str, str]]:
+    """Return the commands that run the peers' programs, and why there is none for others."""
+    commands, missing = [], {}
+    with ThreadPoolExecutor(len(peers)) as pool:
+        for peer, future in [(peer, pool.submit(peer.interpreter)) for peer in peers]:
+            try:
+                commands.append((peer, future.result()))
+            except Unavailable as error:
+                missing[peer.name] = str(error)
+    return commands, missing
+
+
+# --- A round --------------------------------------------------------------------------------------
+
+
+def measure_round(contender: Contender, found: Found, plan: Plan, number: int) -> None:
+    peer = contender.peer
+    for way in peer.publishing:
+        rate = measuring.publish_one_by_one(contender, way, plan.publishing)
+        found.one.setdefault(way, []).append(rate)
+    published = Rate(0, 0)
+    is_every_other = number % 2 == 0
+    for way, processes in drains(peer, several=is_every_other):
+        published += fill(contender, depth(found, plan, way, processes))
+        course = measuring.drain(contender, peer.working[way], processes, plan.cap)
+        found.drains.setdefault((way, processes), []).append(course.rates()[0])
+    if number < plan.snapshots and peer.on_postgresql:
+        # No more than it can take in that time.
+        wanted = int(median(found.drains[contender.best, 1]) * plan.snapshot_cap)
+        fill(contender, max(plan.depth, min(wanted, plan.snapshot_depth)))
+        best = peer.working[contender.best]
+        found.beside_snapshot.append(measuring.drain_beside_snapshot(contender, best, plan.snapshot_cap))
+    found.many.append(published.per_second)
+    if is_every_other:
+        contender.publisher().ask("clear")
+        for way, settings in waking(peer):
+            found.delays.setdefault(way, []).extend(measuring.wake_up(contender, settings, plan.wake_ups))
+
+
+def drains(peer: Peer, *, several: bool) -> Iterator[tuple[str, int]]:
+    """Yield settings and numbers of processes: four only with the ordinary and the best settings."""
+    ways = list(peer.working)
+    for way in ways:
+        yield way, 1
+        if several and way in (ways[0], ways[-1]):
+            yield way, 4
+
+
+def depth(found: Found, plan: Plan, way: str, processes: int) -> int:
+    is_fast = processes > 1 and found.drains[way, 1][-1] > plan.depth
+    return plan.fast_depth if is_fast else plan.depth
+
+
+def fill(contender: Contender, depth: int) -> Rate:
+    """Publish in bulk until so many are there, and some if they are there already."""
+    return measuring.publish_many(contender, max(depth - measuring.left(contender), depth // 10))
+
+
+def waking(peer: Peer) -> list[tuple[str, Settings]]:
+    """Return the settings with which wake-ups are measured."""
+    return list(peer.waking.items()) if peer.waking else list(peer.working.items())[:1]
+
+
+def recovering(plan: Plan) -> Callable[[Contender], Recovery]:
+    return lambda contender: measuring.recover(
+        contender, {**contender.ordinary, **contender.peer.recovery_settings}, plan.patience
+    )
+
+
+# --- What was found -------------------------------------------------------------------------------
+
+
+def rows(peer: Peer, found: Found) -> list[dict[str, Any]]:
+    """Return a row for each of a peer's settings; what does not depend on them stands in the first."""
+    ordinary, best = next(iter(peer.working)), list(peer.working)[-1]
+    cells: dict[str, dict[str, Any]] = {way: {} for way in peer.working}
+    for way, rates in found.one.items():
+        cells.setdefault(way or ordinary, {})["one by one/s"] = Spread.of(rates)
+    cells[ordinary]["in bulk/s"] = Spread.of(found.many)
+    for (way, processes), rates in found.drains.items():
+        cells[way][f"drained/s, {processes} process{'es' * (processes > 1)}"] = Spread.of(rates)
+    for way, delays in found.delays.items():
+        cells.setdefault(way, {}).update(
+            {"wake-up p50 ms": percentile(delays, 50), "wake-up p99 ms": percentile(delays, 99)}
+        )
+    for part, rates in enumerate(zip(*found.beside_snapshot, strict=True), 1):
+        cells[best][f"snapshot held, drained/s, part {part}"] = Spread.of(rates)
+    if found.recovery:
+        cells[ordinary] |= recovered(found.recovery)
+    return [{"way": f"{peer.name}, {way}" if way else peer.name, **found} for way, found in cells.items()]
+
+
+def recovered(recovery: Recovery) -> dict[str, Any]:
+    never = f"not within {measuring.PATIENCE:.0f} s"
+    return {
+        "killed, s until all ran again": never if recovery.seconds is None else recovery.seconds,
+        "stuck": recovery.stuck,
+        "lost": recovery.lost,
+    }
+
+
+def targets(found: Mapping[str, Found]) -> Iterator[Target]:
+    """Judge ours, by default settings and with handlers of batches, beside each peer's best."""
+    ours = found[OURS.name]
+    batches = ours.drains[list(OURS.working)[-1], 1]
+    for peer in PEERS:
+        if peer.name not in found:
+            continue
+        theirs = found[peer.name]
+        measured = {
+            "one": ("T9: published one by one", ours.one[""], max(theirs.one.values(), key=median)),
+            "many": ("T9: published in bulk", ours.many, theirs.many),
+            "drain": ("T9: drained by one process in batches of 100", batches, theirs.best_drains),
+        }
+        for measure, bound in peer.targets.items():
+            what, values, baseline = measured[measure]
+            yield Target(f"{what} / {peer.name}", ratio(values, baseline), ">=", bound)
+    if PGQUEUER.name in found:
+        yield Target("T5: published in bulk / pgqueuer", ratio(ours.many, found[PGQUEUER.name].many), ">=", 1.1)

@@ -94,7 +94,7 @@ PGQUEUER = Peer(
     interpreter=partial(environments.python, "pgqueuer"),
     working={"batch_size 10": {}, "batch_size 100": {"batch": "100"}},
     recovery_settings={"timeout": "5"},
-    targets={"one": 1, "many": 1.1, "drain": 1.5},
+    targets={"one": 1, "many": 1, "drain": 1.5},
     quick=True,
     guarantees=(
         "Durable, at least once, part of the caller's transaction where it shares the connection. Outcomes are"
