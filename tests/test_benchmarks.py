@@ -1,4 +1,4 @@
-"""A benchmark runs, and what all of them stand on works. The figures are not judged here; ``.ci/run`` runs the others."""
+"""A benchmark runs, and what all stand on works. No figure is judged; ``.ci/run`` runs the other benchmarks."""
 
 import json
 import subprocess
