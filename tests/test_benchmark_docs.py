@@ -121,7 +121,7 @@ def test_a_series_becomes_a_panel_for_each_measure() -> None:
     series = {run: {"handled/s": points, "claim p95 ms": points} for run in ("plain", "held")}
     (chart,) = figures.charts(a_result(series={run: dict(found) for run, found in series.items()}))
     shown = texts(charts.svg(chart, "light"))
-    assert [panel.title for panel in chart.panels] == ["handled/s", "claim p95 ms"]
+    assert [panel.title for panel in chart.panels] == ["handled a second", "claim p95 ms"]
     assert shown.count("plain") == shown.count("held") == shown.count("minutes") == shown.count("snapshot held") == 2
 
 
