@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import docs, harness
 
-NAMES = ("publish", "publishers", "publish_one", "wakeup", "growth", "capacity")
+NAMES = ("publish", "publishers", "publish_one", "wakeup", "growth", "capacity", "peers", "memory", "multixacts")
 
 
 def main() -> int:

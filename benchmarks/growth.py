@@ -30,7 +30,7 @@ import psycopg
 
 from benchmarks import harness
 from benchmarks.harness import Report, Target, percentile
-from benchmarks.load import Process, memory_of, processes
+from benchmarks.load import COUNT, Process, memory_of, processes
 from django_pgqueue.devdb import DevCluster
 
 QUEUE = "growth"
@@ -98,8 +98,8 @@ class Window:
     def line(self) -> str:
         return (
             f"{self.end:6.0f} s  offered {self.published:6,.0f}/s  handled {self.handled:6,.0f}/s  "
-            f"waiting {self.waiting:7,}  claims {len(self.claims_ms):4}  p50 {self.p50:6.2f} ms  p95 {self.p95:6.2f} ms  "
-            f"dead {self.dead:9,}  table {self.table_mb:4.0f} MB  indexes {self.index_mb:4.0f} MB  "
+            f"waiting {self.waiting:7,}  claims {len(self.claims_ms):4}  "
+            f"p50 {self.p50:6.2f} ms  p95 {self.p95:6.2f} ms  dead {self.dead:9,}  table {self.table_mb:4.0f} MB  indexes {self.index_mb:4.0f} MB  "
             f"memory {self.memory_mb:3.0f} MB  vacuums {self.vacuums}"
         )
 
@@ -224,7 +224,10 @@ def mean(windows: list[Window], value: Callable[[Window], float]) -> float:
 def capacity(cluster: DevCluster, seconds: float) -> float:
     """Return how many messages a second are handled while some always wait."""
     prepare(cluster.url)
-    with processes(CONSUMERS, "consume", QUEUE) as consumers, processes(PUBLISHERS, "publish", QUEUE, 0) as publishers:
+    with (
+        processes(CONSUMERS, "consume", QUEUE, COUNT) as consumers,
+        processes(PUBLISHERS, "publish", QUEUE, 0) as publishers,
+    ):
         began = time.monotonic()
         counted = 0
         while (now := time.monotonic() - began) < seconds:
@@ -246,7 +249,7 @@ def course(cluster: DevCluster, plan: Plan, tell: Callable[[str], object] = lamb
     found = Course(plan)
     start, end = plan.held
     with (
-        processes(CONSUMERS, "consume", QUEUE) as consumers,
+        processes(CONSUMERS, "consume", QUEUE, COUNT) as consumers,
         processes(PUBLISHERS, "publish", QUEUE, plan.rate / PUBLISHERS) as publishers,
         psycopg.connect(cluster.url, autocommit=True) as connection,
         contextlib.ExitStack() as stack,

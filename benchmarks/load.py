@@ -2,7 +2,7 @@
 The processes of the long runs: publishers at a bounded rate, and consumers that tell what their claims took.
 
     python -m benchmarks.load publish NAME RATE    RATE messages a second, evenly spaced; 0: as many as it is told
-    python -m benchmarks.load consume NAME         ``manage.py consume_queues NAME`` with a handler that does nothing
+    python -m benchmarks.load consume NAME PATH    ``manage.py consume_queues NAME --handler PATH``
 
 Both write lines of numbers, which begin with CLOCK_MONOTONIC in nanoseconds (all processes of a machine
 share it). They end when their standard input does, so that none outlives the benchmark.
@@ -11,6 +11,7 @@ share it). They end when their standard input does, so that none outlives the be
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -87,12 +88,13 @@ def memory_of(pid: int) -> int:
 
 # --- In the processes -----------------------------------------------------------------------------
 
-#: How many messages ``count`` has handled.
+#: The path of ``count``, and how often it was called.
+COUNT = "benchmarks.load.count"
 handled = 0
 
 
 def count(message: Any) -> None:
-    """Be the handler. One thread calls it."""
+    """Be the handler, or its first line. One thread calls it."""
     global handled
     handled += 1
 
@@ -117,23 +119,30 @@ def publish(name: str, rate: float) -> None:
             time.sleep(TICK)
 
 
-def consume(name: str) -> None:
-    """Be ``manage.py consume_queues``, and tell of each claim: microseconds, and messages handled so far."""
+def consume(name: str, path: str) -> None:
+    """
+    Be ``manage.py consume_queues``, and tell of each claim.
+
+    Microseconds, how many messages were handled so far, how many blocks of memory Python has allocated.
+    """
     from django.core.management import execute_from_command_line
 
     from benchmarks import load
     from django_pgqueue import services
 
+    if path != COUNT:
+        # A handler that fails on purpose: nobody wants to read of it.
+        logging.getLogger("django_pgqueue").addHandler(logging.NullHandler())
     claim = services.claim
 
     def timed(*args: Any, **kwargs: Any) -> services.Claim:
         before = time.perf_counter_ns()
         claimed = claim(*args, **kwargs)
-        tell((time.perf_counter_ns() - before) // 1000, load.handled)
+        tell((time.perf_counter_ns() - before) // 1000, load.handled, sys.getallocatedblocks())
         return claimed
 
     services.claim = timed
-    execute_from_command_line(["manage.py", "consume_queues", name, "--handler", "benchmarks.load.count"])
+    execute_from_command_line(["manage.py", "consume_queues", name, "--handler", path])
 
 
 def tell(*numbers: int) -> None:
@@ -161,11 +170,11 @@ def main() -> None:
     """Be one of the processes."""
     threading.Thread(target=listen, daemon=True).start()
     set_up_django()
-    kind, name, *rest = sys.argv[1:]
+    kind, name, how = sys.argv[1:]
     if kind == "publish":
-        publish(name, float(rest[0]))
+        publish(name, float(how))
     else:
-        consume(name)
+        consume(name, how)
 
 
 if __name__ == "__main__":

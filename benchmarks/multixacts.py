@@ -1,0 +1,194 @@
+"""
+Does the space for MultiXact members stay flat under 32 publishers to one queue? And what keeps it so?
+
+Each publish locks its queue's row as the foreign key's check does, and shares the lock with all whose
+transactions are open: PostgreSQL notes them in a MultiXact, a new one for each publish, with about five
+bytes for each member. The space is freed when the oldest MultiXact that any table of any database may still
+hold moves on, ``template0`` and the catalogs included, and vacuum moves it table by table.
+
+Part one counts members at 1 to 32 publishers. Part two publishes from 32 sessions, each transaction held
+open 5 ms (pgbench runs the statement of ``Queue.publish``), and watches the files of members:
+
+* no vacuum of the queue table: the baseline.
+* the migration's settings: the queue table is vacuumed once it is ``autovacuum_multixact_freeze_max_age``
+  behind, by a setting of that table.
+* these, and VACUUM of the project's database by cron.
+* these, and VACUUM of all databases by cron, ``template0`` opened for it. It needs no restart.
+* these, and the server's ``autovacuum_multixact_freeze_max_age`` lowered, which counts for all tables.
+
+An hour is made short by a scale of 400, which the ages and cron's interval share: 20 million MultiXacts for
+the server are 50,000, the table's 10 million 25,000, an hour 9 seconds. Autovacuum looks each second. It is the
+server's own autovacuum, with its own brakes.
+
+Each way begins with no members. The ways that are not flat show what was made; the server's emergency begins
+at 2^31 members (10 GB), when it vacuums all tables whatever the settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import psycopg
+
+from benchmarks.harness import Points, Report, Sampler, Series, Target, multixact_bytes
+from benchmarks.harness.metering import Connection
+from benchmarks.publishing import AUTOCOMMIT, HELD_OPEN, OURS, Metered, Part, by_pgbench
+from django_pgqueue.devdb import DevCluster
+
+PUBLISHERS = 32
+COUNTS = (1, 2, 4, 8, 16, PUBLISHERS)
+
+SCALE = 400
+SERVER_AGE, TABLE_AGE, CRON = 20_000_000 // SCALE, 10_000_000 // SCALE, 3600 // SCALE
+# Where the server begins to vacuum all tables, and what a member takes: four share twenty bytes.
+EMERGENCY = 2**31
+MEMBER_BYTES = 5
+MB, GB = 2**20, 2**30
+
+# Fit for a vacuum that moves the oldest MultiXact: it reads also pages that hold nothing to remove.
+AGGRESSIVE = "SET vacuum_multixact_freeze_table_age = 0"
+
+USED, AGE, QUEUE_AGE = "member files MB", "oldest MultiXact of all databases, age", "oldest of the queue table, age"
+MEASURES: dict[str, Callable[[Connection], float]] = {
+    USED: lambda connection: multixact_bytes(connection) / MB,
+    AGE: lambda connection: number(connection, "SELECT max(mxid_age(datminmxid)) FROM pg_database"),
+    QUEUE_AGE: lambda connection: number(
+        connection,
+        "SELECT mxid_age(relminmxid) FROM pg_class WHERE oid = 'django_pgqueue_messagequeue'::regclass",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """What an operator may leave or set."""
+
+    title: str
+    #: Storage parameter of the queue table, beside those of the migration.
+    storage: str = f"autovacuum_multixact_freeze_max_age = {TABLE_AGE}"
+    #: What cron runs.
+    cron: Callable[[Connection], object] | None = None
+    #: Settings of the server, which need a restart.
+    options: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One way: its publishes, and what was measured meanwhile."""
+
+    way: Way
+    metered: Metered
+    points: dict[str, Points]
+
+    def most(self, name: str, third: int) -> float:
+        """Return the highest value in a third of the run."""
+        points = self.points[name]
+        share = max(len(points) // 3, 1)
+        return max(value for _, value in points[third * share : (third + 1) * share] or points)
+
+
+def run(cluster: DevCluster, *, quick: bool) -> Report:
+    """Count the members, then watch the ways, one after the other."""
+    counts, seconds, long = ((1, PUBLISHERS), 1.0, 2.0) if quick else (COUNTS, 5.0, 120.0)
+    report = Report("multixacts", "does the space for MultiXact members stay flat? (32 publishers, one queue)", 1)
+    for part in (AUTOCOMMIT, HELD_OPEN):
+        for count in counts:
+            report.rows.append(row(count, part, "members only", publish(cluster, part, seconds, count)))
+    chosen = ways(cluster.url)
+    watched = [watch(cluster, way, long) for way in (chosen[:1] + chosen[-1:] if quick else chosen)]
+    for found in watched:
+        report.rows.append(row(PUBLISHERS, HELD_OPEN, found.way.title, found.metered) | usage(found))
+        report.series[found.way.title] = found.points
+    lowered = watched[-1]
+    report.targets = [
+        Target(
+            "T15: member files at most, last third of the time / second third",
+            lowered.most(USED, 2) / lowered.most(USED, 1),
+            "<=",
+            1.2,
+        ),
+        Target(
+            "T15: member files at most, last third / the baseline's",
+            lowered.most(USED, 2) / watched[0].most(USED, 2),
+            "<=",
+            0.5,
+        ),
+    ]
+    return report
+
+
+def ways(url: str) -> list[Way]:
+    return [
+        Way("no vacuum of the queue table", storage="autovacuum_enabled = off"),
+        Way("the migration's settings"),
+        Way("and VACUUM of this database by cron", cron=vacuum),
+        Way("and VACUUM of all databases by cron", cron=lambda connection: vacuum_all(url)),
+        Way(
+            "and the server's age lowered",
+            options={"autovacuum_multixact_freeze_max_age": str(SERVER_AGE)},
+        ),
+    ]
+
+
+def publish(cluster: DevCluster, part: Part, seconds: float, count: int) -> Metered:
+    return by_pgbench(cluster, part, part.statements(OURS), seconds, publishers=count)
+
+
+def row(count: int, part: Part, way: str, metered: Metered) -> dict[str, object]:
+    members = metered.cost.multixact_members
+    return {
+        "publishers": count,
+        "transaction": part.title,
+        "way": way,
+        "messages/s": metered.rate,
+        "MultiXacts a message": metered.cost.multixacts,
+        "members a message": members,
+        "bytes a message": members * MEMBER_BYTES,
+        "hours to the emergency": EMERGENCY / (members * metered.rate) / 3600 if members else "never",
+    }
+
+
+def usage(found: Watched) -> dict[str, object]:
+    return {
+        "MB at most, second third": found.most(USED, 1),
+        "MB at most, last third": found.most(USED, 2),
+        "oldest MultiXact, age": found.most(AGE, 2),
+    }
+
+
+def watch(cluster: DevCluster, way: Way, seconds: float) -> Watched:
+    """Publish under these settings, and see what becomes of the members."""
+    cluster.options.update({"autovacuum_naptime": "1s", **way.options})
+    cluster.restart()
+    vacuum_all(cluster.url)
+    with psycopg.connect(cluster.url, autocommit=True) as connection:
+        connection.execute("ALTER TABLE django_pgqueue_messagequeue RESET (autovacuum_enabled)")
+        connection.execute(f"ALTER TABLE django_pgqueue_messagequeue SET ({way.storage})")
+    with contextlib.ExitStack() as stack:
+        if way.cron is not None:
+            stack.enter_context(Sampler(cluster.url, way.cron, CRON))
+        series = stack.enter_context(Series(cluster.url, MEASURES, interval=seconds / 120))
+        metered = publish(cluster, HELD_OPEN, seconds, PUBLISHERS)
+    return Watched(way, metered, series.points)
+
+
+def vacuum_all(url: str) -> None:
+    """Vacuum each database, also the one that is made to be left alone."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("ALTER DATABASE template0 ALLOW_CONNECTIONS true")
+        names = [name for (name,) in connection.execute("SELECT datname FROM pg_database").fetchall()]
+    for name in names:
+        with psycopg.connect(url, dbname=name, autocommit=True) as connection:
+            vacuum(connection)
+
+
+def vacuum(connection: Connection) -> None:
+    connection.execute(AGGRESSIVE)
+    connection.execute("VACUUM")
+
+
+def number(connection: Connection, query: str) -> float:
+    ((value,),) = connection.execute(query).fetchall()
+    return float(value)
