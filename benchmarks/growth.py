@@ -99,7 +99,8 @@ class Window:
         return (
             f"{self.end:6.0f} s  offered {self.published:6,.0f}/s  handled {self.handled:6,.0f}/s  "
             f"waiting {self.waiting:7,}  claims {len(self.claims_ms):4}  "
-            f"p50 {self.p50:6.2f} ms  p95 {self.p95:6.2f} ms  dead {self.dead:9,}  table {self.table_mb:4.0f} MB  indexes {self.index_mb:4.0f} MB  "
+            f"p50 {self.p50:6.2f} ms  p95 {self.p95:6.2f} ms  dead {self.dead:9,}  "
+            f"table {self.table_mb:4.0f} MB  indexes {self.index_mb:4.0f} MB  "
             f"memory {self.memory_mb:3.0f} MB  vacuums {self.vacuums}"
         )
 

@@ -100,7 +100,7 @@ def row(name: str, watched: Watched, cpu: float) -> dict[str, object]:
         "messages": watched.process.lines[-1][2],
         "% of a core": 100 * cpu,
     }
-    for measure in watched.points:
+    for measure in (RSS, USS):
         baseline, lowest, highest = watched.span(measure)
         found |= {
             f"{measure}, minute 5": baseline,
