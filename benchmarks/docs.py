@@ -51,7 +51,10 @@ def made(names: Sequence[str]) -> dict[Path, str]:
     return {
         README: with_blocks(
             README.read_text(),
-            {"headline": lambda: picture(headline, "docs/benchmarks/") if headline else f"({NOT_YET})"},
+            {
+                "headline": lambda: picture(headline, "docs/benchmarks/") if headline else f"({NOT_YET})",
+                "peers": lambda: peers_table(results["peers"]) if "peers" in results else f"({NOT_YET})",
+            },
         ),
         PAGE: page(names, results, charts),
         CAPACITY: capacity_page(results.get("capacity")),
@@ -230,6 +233,16 @@ def capacity_page(result: Result | None) -> str:
     made_by = "<!-- Made by `python -m benchmarks docs` from benchmarks/notes/capacity.md and results/. -->"
     words = {**sizing.words(result), "machine": machine(result)} if result else defaultdict(lambda: f"({NOT_YET})")
     return f"{made_by}\n\n{(NOTES / 'capacity.md').read_text().format_map(words)}"
+
+
+def peers_table(result: Result) -> str:
+    """Return README's table: of each queue its best figures."""
+    return harness.table(
+        [
+            {"queue": peer, **{measure: round(value, 1) for measure, value in found.items()}}
+            for peer, found in figures.best_of_peers(result).items()
+        ]
+    )
 
 
 def picture(chart: Chart, folder: str) -> str:

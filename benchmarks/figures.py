@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import cycle, takewhile
 from typing import Any
 
@@ -41,6 +40,16 @@ CURVES: Mapping[str, Sequence[str]] = {
     "publishers": ("publishes/s", "lock wait %"),
 }
 
+# What peers are compared by, each with those of its settings that are best for it: whether more is better.
+BEST: Mapping[str, bool] = {
+    "one by one/s": True,
+    "in bulk/s": True,
+    "drained/s, 1 process": True,
+    "drained/s, 4 processes": True,
+    "wake-up p50 ms": False,
+    "wake-up p99 ms": False,
+}
+
 # What a chart calls a measure that a table has little room for.
 WORDS: Mapping[str, str] = {
     "publishes/s": "publishes a second",
@@ -48,6 +57,12 @@ WORDS: Mapping[str, str] = {
     "handled/s": "handled a second",
     "lock wait %": "lock waits, % of database time",
     "of raw": "of raw psycopg's messages a second",
+    "one by one/s": "published one by one, a second",
+    "in bulk/s": "published in bulk, a second",
+    "drained/s, 1 process": "drained by one process, a second",
+    "drained/s, 4 processes": "drained by four processes, a second",
+    "wake-up p50 ms": "wake-up, p50 ms",
+    "wake-up p99 ms": "wake-up, p99 ms",
 }
 
 # The first that fits a way's name decides its colour.
@@ -63,11 +78,13 @@ def charts(result: Result) -> list[Chart]:
     name = result["benchmark"]
     if name in CURVES:
         return [
-            replace(curve(result, slug(f"{name} {part}"), ways), title=f"To one queue, {part}")
+            curve(result, slug(f"{name} {part}"), f"1 to 64 publishers to one queue, {part}", ways)
             for part, ways in parts(result).items()
         ]
     if name in BARS:
         return [by_way(result)]
+    if name == "peers":
+        return [by_peer(result)]
     return [course(result)] if result.get("series") else []
 
 
@@ -77,9 +94,7 @@ def headline(results: Mapping[str, Result]) -> Chart | None:
         return None
     result = results["publishers"]
     ways = [(way, row) for way, row in parts(result)["held open 5 ms"] if tone(way) in ("old", "ours")]
-    return replace(
-        curve(result, "headline", ways), title="1 to 64 publishers to one queue, each transaction held open 5 ms"
-    )
+    return curve(result, "headline", "1 to 64 publishers to one queue, each transaction held open 5 ms", ways)
 
 
 def by_way(result: Result) -> Chart:
@@ -101,7 +116,39 @@ def bars_of(found: Parts, measures: Mapping[str, bool]) -> list[Bars]:
     ]
 
 
-def curve(result: Result, name: str, ways: Iterable[tuple[str, Mapping[str, Any]]]) -> Chart:
+def by_peer(result: Result) -> Chart:
+    """Return dots on a logarithmic scale: a panel for each measure, the best first."""
+    peers = best_of_peers(result)
+    panels = [
+        Bars(
+            titled("", measure),
+            sorted(
+                [(peer, found[measure], tone(peer)) for peer, found in peers.items() if measure in found],
+                key=lambda bar: bar[1],
+                reverse=more,
+            ),
+            logarithmic=True,
+        )
+        for measure, more in BEST.items()
+    ]
+    heading = "Beside other queues, each with its best settings"
+    return Chart(result["benchmark"], heading, alt(heading, panels), [panel for panel in panels if panel.bars])
+
+
+def best_of_peers(result: Result) -> dict[str, dict[str, float]]:
+    """Return each peer's best figure of each measure. Its rows begin with its name, which the notes have."""
+    found: dict[str, dict[str, float]] = {}
+    for row in result["rows"]:
+        peer = max((name for name in result["notes"] if f"{row['way']},".startswith(f"{name},")), key=len)
+        best = found.setdefault(peer, {})
+        for measure, more in BEST.items():
+            if row.get(measure, "") != "":
+                better = max if more else min
+                best[measure] = better(number(row[measure]), best.get(measure, number(row[measure])))
+    return found
+
+
+def curve(result: Result, name: str, heading: str, ways: Iterable[tuple[str, Mapping[str, Any]]]) -> Chart:
     """Return each measure over the number of publishers, of those ways that have been measured at several."""
     rows = list(ways)
     panels = []
@@ -112,7 +159,7 @@ def curve(result: Result, name: str, ways: Iterable[tuple[str, Mapping[str, Any]
         drawn = lines({way: found for way, found in points.items() if len(found) > 1})
         counts = sorted({place for line in drawn for place, _ in line.points})
         panels.append(Lines(titled("", measure), drawn, "publishers", x_ticks=counts, top=top_of(measure)))
-    return Chart(name, title(result), alt(title(result), panels), panels)
+    return Chart(name, heading, alt(heading, panels), panels)
 
 
 def course(result: Result) -> Chart:
