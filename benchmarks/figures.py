@@ -28,6 +28,8 @@ BARS: Mapping[str, Mapping[str, bool]] = {
 # Of which measures the course is shown; without an entry, of all.
 COURSES: Mapping[str, Sequence[str]] = {
     "growth": ("handled/s", "claim p95 ms", "dead rows", "table MB"),
+    "memory": ("resident MB",),
+    "multixacts": ("member files MB", "oldest MultiXact of all databases, age"),
 }
 
 # In which part of the course something else went on.
