@@ -107,13 +107,16 @@ class Bars:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels side by side, in rows of ``columns``. ``name`` is the file's, ``alt`` says what is to be seen."""
+    """Panels, two in a row. ``name`` is the file's, ``alt`` says what is to be seen."""
 
     name: str
     title: str
     alt: str
     panels: Sequence[Lines | Bars]
-    columns: int = 2
+
+    @property
+    def columns(self) -> int:
+        return min(len(self.panels), 2)
 
 
 def svg(chart: Chart, theme: str) -> str:

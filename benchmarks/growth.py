@@ -135,7 +135,7 @@ class Course:
 
 def run(cluster: DevCluster, *, quick: bool) -> Report:
     """Measure capacity, then the two runs."""
-    seconds, window, probe = (4.0, 0.5, 2.0) if quick else (600.0, 5.0, 30.0)
+    seconds, window, probe = (4.0, 0.2, 2.0) if quick else (600.0, 5.0, 30.0)
     rate = SHARE * capacity(cluster, probe)
     courses = {
         "vacuum at work": course(cluster, Plan(seconds, 0, window, rate)),
