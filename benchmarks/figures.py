@@ -244,4 +244,5 @@ def titled(part: str, measure: str) -> str:
 
 def alt(heading: str, panels: Sequence[Lines | Bars]) -> str:
     """Say in words what the chart shows."""
-    return f"{heading}: {'; '.join(panel.title for panel in panels)}"
+    measures = dict.fromkeys(panel.title.rpartition(": ")[2] for panel in panels)
+    return f"{heading.rstrip('?')}: {'; '.join(measures)}"
