@@ -48,6 +48,20 @@ from django_pgqueue.devdb import DevCluster
 SERVER_OPTIONS = {"max_connections": "300"}
 
 
+COLUMNS = (
+    "one by one/s",
+    "in bulk/s",
+    "drained/s, 1 process",
+    "drained/s, 4 processes",
+    "wake-up p50 ms",
+    "wake-up p99 ms",
+    *(f"drained/s beside a snapshot, part {part}" for part in range(1, measuring.PARTS + 1)),
+    "killed: s until all ran again",
+    "stuck",
+    "lost",
+)
+
+
 @dataclass(frozen=True)
 class Plan:
     """How much is done. What is not judged takes part in every other round, or in fewer."""
@@ -199,16 +213,19 @@ def rows(peer: Peer, found: Found) -> list[dict[str, Any]]:
             {"wake-up p50 ms": percentile(delays, 50), "wake-up p99 ms": percentile(delays, 99)}
         )
     for part, rates in enumerate(zip(*found.beside_snapshot, strict=True), 1):
-        cells[best][f"snapshot held, drained/s, part {part}"] = Spread.of(rates)
+        cells[best][f"drained/s beside a snapshot, part {part}"] = Spread.of(rates)
     if found.recovery:
         cells[ordinary] |= recovered(found.recovery)
-    return [{"way": f"{peer.name}, {way}" if way else peer.name, **found} for way, found in cells.items()]
+    return [
+        {"way": f"{peer.name}, {way}" if way else peer.name, **dict.fromkeys(COLUMNS, ""), **of_way}
+        for way, of_way in cells.items()
+    ]
 
 
 def recovered(recovery: Recovery) -> dict[str, Any]:
     never = f"not within {measuring.PATIENCE:.0f} s"
     return {
-        "killed, s until all ran again": never if recovery.seconds is None else recovery.seconds,
+        "killed: s until all ran again": never if recovery.seconds is None else recovery.seconds,
         "stuck": recovery.stuck,
         "lost": recovery.lost,
     }

@@ -81,24 +81,24 @@ class Program:
 
     def until_done(self) -> None:
         """Wait for the end of a program that ends by itself; raise ``RuntimeError`` if it failed."""
-        if self._process.wait(DEADLINE):
+        self.wait(lambda: self._ended)
+        if self._process.wait(GRACE):
             raise RuntimeError(f"{self.name} failed\n{self._said()}")
 
     def stop(self) -> None:
         """End it in an orderly way, and what is left of it by force."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(ProcessLookupError, BrokenPipeError):
-            self._process.stdin.close()
-            self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE)
+        if self._process.returncode is None:
+            os.kill(self._process.pid, signal.SIGTERM)
+            with self._arrived:
+                self._arrived.wait_for(lambda: self._ended, GRACE)
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL it and its children."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """SIGKILL it and its children. Until it is waited for, its id cannot be another's."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def _read(self, output: IO[str]) -> None:
         for line in output:

@@ -21,9 +21,9 @@ The protocol between the benchmark and a peer's program, and its side in Python.
 
 ``PROGRAM worker MODE [KEY=VALUE ...]``
     Import and connect what can be before the first claim, print ``READY``, wait for a line on stdin,
-    then run the peer's own worker until killed: SIGTERM ends it in an orderly way. The settings are
-    those of ``catalog.py``, for the publisher too. The handler has the payload as an object (where the peer hands out
-    bytes, the handler decodes them) and calls ``handled(payload)``, which depends on MODE:
+    then run the peer's own worker until killed: SIGTERM ends it in an orderly way. The handler has the
+    payload as an object (where the peer hands out bytes, the handler decodes them) and calls
+    ``handled(payload)``, which depends on MODE:
 
     ``count``  count only. A thread or timer prints ``NS COUNT`` at once for the first message and
                then every 20 ms if there are new ones: how many have started so far, and when the
@@ -31,8 +31,9 @@ The protocol between the benchmark and a peer's program, and its side in Python.
     ``note``   print ``TAG NS`` for each message as it starts: its tag and the time
     ``hold``   the same, and then never return (until killed)
 
-    Lines are written in one piece and past any buffer, since several processes may share a stdout.
-    Nothing else may go to stdout.
+The settings, KEY=VALUE, are those of ``catalog.py``. A program whose stdin ends exits at once: the
+benchmark is gone. Lines are written in one piece and past any buffer, since several processes may share a
+stdout. Nothing else may go there.
 
 The payload (about 500 bytes of JSON) is in the environment, ``PEERS_PAYLOAD``. The programs run in
 environments of their own, so this needs nothing but the standard library.
@@ -180,6 +181,7 @@ def wait_for_go() -> None:
     """Tell that the worker is ready and wait until all are."""
     say("READY")
     sys.stdin.readline()
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
     if _mode == "count":
         threading.Thread(target=_report, daemon=True).start()
 
@@ -207,6 +209,13 @@ async def ahandled(*payloads: dict[str, Any]) -> None:
     for payload in payloads:
         say(payload["tag"], time.monotonic_ns())
     await asyncio.sleep(3600)
+
+
+def _end_with_stdin() -> None:
+    # Not by sys.stdin, whose lock this thread would hold at the interpreter's end.
+    while os.read(0, 1):
+        pass
+    os._exit(1)
 
 
 def _report() -> None:
