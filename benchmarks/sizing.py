@@ -127,7 +127,7 @@ def committed(sessions: int, cores: int, work: float, flush: float, *, commits: 
 def words(result: Mapping[str, Any]) -> dict[str, str]:
     """Return what the page's text has places for: tables, and figures of its sentences."""
     single, apart, many = (use(result, way) for way in (capacity.TOGETHER, capacity.APART, capacity.MANY))
-    by_hand = next(row for row in result["rows"] if row["a message"] == capacity.BY_HAND)
+    cpu = {row["a message"]: figures.number(row["server CPU µs"]) for row in result["rows"]}
     tables = {
         "costs": result["rows"],
         "carries": list(carries(single, many)),
@@ -141,7 +141,8 @@ def words(result: Mapping[str, Any]) -> dict[str, str]:
         "apart_multixacts": apart.multixacts,
         "together_cpu": 1e6 * single.session,
         "apart_cpu": 1e6 * apart.session,
-        "by_hand_cpu": figures.number(by_hand["server CPU µs"]),
+        "prepared_cpu": cpu[capacity.PREPARED],
+        "by_hand_cpu": cpu[capacity.BY_HAND],
         "bulk": capacity.BULK,
         "publishers": capacity.PUBLISHERS,
         "sessions": PUBLISHERS,
