@@ -15,7 +15,18 @@ from pathlib import Path
 
 from benchmarks import docs, harness
 
-NAMES = ("publish", "publishers", "publish_one", "wakeup", "growth", "capacity", "peers", "memory", "multixacts")
+NAMES = (
+    "publish",
+    "publishers",
+    "publish_one",
+    "wakeup",
+    "growth",
+    "capacity",
+    "peers",
+    "memory",
+    "multixacts",
+    "backlog",
+)
 
 
 def main() -> int:

@@ -61,7 +61,7 @@ TARGETS = {
         "p99 of a claim with 1,000,000 ready, with 1,000,000 delayed, a small queue beside a huge one, 1,000 queues;"
         " each also with stale planner statistics; beside 10,000 ready, analysed.",
         "≤ 2 ×",
-        ("claim",),
+        ("backlog",),
     ),
     "T11": Asked(
         "Ten minutes at 60 % of capacity, and the same with a snapshot held for five of them, beside minute 1.",
