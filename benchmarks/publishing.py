@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from django_pgqueue import Queue
 
 QUEUE = "benchmark"
+# Seconds until all processes that publish have started, on a busy machine.
+START = 120.0
 
 ENSURE_AND_INSERT = """
 WITH ensure_queue AS (
@@ -278,7 +280,10 @@ class Publishers:
         prepare(self._url)
         arguments = (part, seconds, self._threads, by, pgqueue or {})
         with LockWaits(self._url) as lock_waits:
-            found = self._pool.starmap(publish_in_threads, [arguments] * self._processes, chunksize=1)
+            # A pool replaces processes that die at their start, and would wait for ever.
+            found = self._pool.starmap_async(publish_in_threads, [arguments] * self._processes, chunksize=1).get(
+                START + seconds
+            )
         latencies = [latency for latencies in found for latency in latencies]
         return Measured(len(latencies) / seconds, lock_waits.share, latencies)
 
