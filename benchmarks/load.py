@@ -32,8 +32,8 @@ START = 60.0
 class Process:
     """One of them, and the lines that it has written: ``lines`` grows as they come in."""
 
-    def __init__(self, *arguments: object) -> None:
-        command = [sys.executable, "-m", "benchmarks.load", *map(str, arguments)]
+    def __init__(self, *arguments: object, module: str = "benchmarks.load") -> None:
+        command = [sys.executable, "-m", module, *map(str, arguments)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self._process.pid
         self.lines: list[tuple[int, ...]] = []
