@@ -107,26 +107,24 @@ class Bars:
 
 @dataclass(frozen=True)
 class Chart:
-    """Panels, two in a row. ``name`` is the file's, ``alt`` says what is to be seen."""
+    """Panels, ``columns`` in a row. ``name`` is the file's, ``alt`` says what is to be seen."""
 
     name: str
     title: str
     alt: str
     panels: Sequence[Lines | Bars]
-
-    @property
-    def columns(self) -> int:
-        return min(len(self.panels), 2)
+    columns: int = 2
 
 
 def svg(chart: Chart, theme: str) -> str:
     """Return the chart as an SVG document."""
     colors = THEMES[theme]
-    width = (WIDTH - 2 * PADDING - GAP * (chart.columns - 1)) / chart.columns
+    columns = min(chart.columns, len(chart.panels))
+    width = (WIDTH - 2 * PADDING - GAP * (columns - 1)) / columns
     parts = [text(PADDING, PADDING + 12, chart.title, colors["ink"], size=TITLE, weight=600)]
     y = PADDING + 34.0
-    for start in range(0, len(chart.panels), chart.columns):
-        row = chart.panels[start : start + chart.columns]
+    for start in range(0, len(chart.panels), columns):
+        row = chart.panels[start : start + columns]
         for column, panel in enumerate(row):
             x = PADDING + column * (width + GAP)
             draw = lines if isinstance(panel, Lines) else bars

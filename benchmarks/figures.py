@@ -23,6 +23,7 @@ BARS: Mapping[str, Mapping[str, bool]] = {
     "publish": {"messages/s": False, "lock wait %": False},
     "publish_one": {"of raw": False},
     "wakeup": {"p50 ms": False, "p99 ms": False},
+    "stale": {"messages/s": False, "writes to the row a second": False},
 }
 
 # Of which measures the course is shown; without an entry, of all.
@@ -87,6 +88,8 @@ def charts(result: Result) -> list[Chart]:
         return [by_way(result)]
     if name == "peers":
         return [by_peer(result)]
+    if name == "backlog":
+        return [by_backlog(result)]
     return [course(result)] if result.get("series") else []
 
 
@@ -116,6 +119,22 @@ def bars_of(found: Parts, measures: Mapping[str, bool]) -> list[Bars]:
         for part, ways in found.items()
         for measure, logarithmic in measures.items()
     ]
+
+
+def by_backlog(result: Result) -> Chart:
+    """Return a panel for each kind of statistics, of the consumer and size of claims that come first."""
+    first = result["rows"][0]
+    # The baseline is measured beside each kind of statistics, and shown once.
+    bars: dict[str, dict[str, tuple[str, float, str]]] = {}
+    for row in result["rows"]:
+        if all(row[column] == first[column] for column in ("consumer", "of")):
+            tone = "ours" if row["claim p99, of the baseline's"] else "limit"
+            bars.setdefault(row["statistics"], {})[row["backlog"]] = (row["backlog"], number(row["claim p99 ms"]), tone)
+    panels = [
+        Bars(f"statistics {statistics}: claim p99 ms", list(found.values())) for statistics, found in bars.items()
+    ]
+    heading = f"Claims of {first['of']} by a {first['consumer']} consumer, whatever waits"
+    return Chart(result["benchmark"], heading, alt(heading, panels), panels, columns=1)
 
 
 def by_peer(result: Result) -> Chart:

@@ -17,12 +17,12 @@ TARGETS = {
         "Do publishers to one queue wait for each other? Share of database time that is lock wait, 32 publishers,"
         " each transaction held open 5 ms; also where a commit costs 1 ms.",
         "≤ 1 %; ≥ 25 × the old way's messages a second, ≥ 0.85 × an insert without the foreign key",
-        ("publish",),
+        ("publish", "publishers"),
     ),
     "T2": Asked(
         "The same with 64 processes whose caches of declared queues go stale all the time, beside no refresh at all.",
         "≥ 0.97; at most one write to the queue's row per `DECLARE_TTL`, whatever the number of processes",
-        ("publishers",),
+        ("stale",),
     ),
     "T3": Asked(
         "One publish in autocommit, one process, beside the same INSERT by raw psycopg, prepared.",
