@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from benchmarks.harness import PAYLOAD, Cost, LockWaits, Meter, set_up_django, table_figures, wait_until_alone
+from benchmarks.harness import PAYLOAD, Cost, LockWaits, Meter, set_up_django, table_figures, wait_until_gone
 from django_pgqueue import sql
 from django_pgqueue.devdb import DevCluster, find_pg_bindir
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from django_pgqueue import Queue
 
 QUEUE = "benchmark"
+# The application_name of sessions that publish.
+APPLICATION = "publisher"
 # Seconds until all processes that publish have started, on a busy machine.
 START = 120.0
 
@@ -152,9 +154,9 @@ def prepare(url: str) -> None:
 
 
 def queue_updates(url: str) -> int:
-    """Return how often rows of queues were updated so far. No session that did so may be left."""
+    """Return how often rows of queues were updated so far, once the publishers' sessions have ended."""
     with psycopg.connect(url, autocommit=True) as connection:
-        wait_until_alone(connection)
+        wait_until_gone(connection, APPLICATION)
         return table_figures(connection, "django_pgqueue_messagequeue").updates
 
 
@@ -231,6 +233,7 @@ def environment(cluster: DevCluster, settings: dict[str, str]) -> dict[str, str]
         "PGPORT": cluster.options["port"],
         "PGUSER": "postgres",
         "PGDATABASE": "postgres",
+        "PGAPPNAME": APPLICATION,
         "PGOPTIONS": " ".join(f"-c {name}={value}" for name, value in settings.items()),
     }
 
@@ -292,6 +295,7 @@ def set_up_process(barrier: Barrier) -> None:
     """Be one of the processes: ``barrier`` lets them start together."""
     global together
     together = barrier
+    os.environ["PGAPPNAME"] = APPLICATION
     set_up_django()
 
 

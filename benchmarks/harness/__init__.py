@@ -15,7 +15,7 @@ from benchmarks.harness.metering import (
     cpu_seconds,
     multixact_bytes,
     table_figures,
-    wait_until_alone,
+    wait_until_gone,
 )
 from benchmarks.harness.reporting import (
     RESULTS,
@@ -62,6 +62,6 @@ __all__ = [
     "show",
     "table",
     "table_figures",
-    "wait_until_alone",
+    "wait_until_gone",
     "write",
 ]

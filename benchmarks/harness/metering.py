@@ -180,14 +180,12 @@ class TableFigures:
     index_bytes: int
 
 
-def wait_until_alone(connection: Connection) -> None:
-    """Wait until no other session is left, so that the statistics are complete."""
+def wait_until_gone(connection: Connection, application: str) -> None:
+    """Wait until no session of this ``application_name`` is left, so that the statistics have all of theirs."""
     deadline = time.monotonic() + SESSIONS_END
-    while connection.execute(
-        "SELECT FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-    ).fetchone():
+    while connection.execute("SELECT 1 FROM pg_stat_activity WHERE application_name = %s", [application]).fetchone():
         if time.monotonic() > deadline:
-            raise TimeoutError("other sessions do not end")
+            raise TimeoutError(f"sessions of {application} do not end")
         time.sleep(0.01)
 
 
