@@ -38,7 +38,7 @@ from typing import Any
 
 from benchmarks.harness import Report, Spread, Target, percentile, ratio
 from benchmarks.peers import measuring
-from benchmarks.peers.catalog import OURS, PEERS, PGQUEUER, Peer, Settings
+from benchmarks.peers.catalog import OURS, PEERS, PGQUEUER, Peer
 from benchmarks.peers.environments import Unavailable
 from benchmarks.peers.measuring import Rate, Recovery
 from benchmarks.peers.running import Contender
@@ -47,7 +47,7 @@ from django_pgqueue.devdb import DevCluster
 # Each peer's publishers and workers have connections.
 SERVER_OPTIONS = {"max_connections": "300"}
 
-
+# The table's, of which each row has some.
 COLUMNS = (
     "one by one/s",
     "in bulk/s",
@@ -64,34 +64,39 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is done. What is not judged takes part in every other round, or in fewer."""
+    """How much is done. Four workers, snapshots and wake-ups have fewer rounds: nothing of theirs is judged."""
 
     rounds: int
     depth: int
-    fast_depth: int  # for several workers of a peer that makes as many a second as ``depth``
+    fast_depth: int  # for four workers, where one makes as many a second as ``depth``
     publishing: float  # seconds
     cap: float  # seconds of a drain
-    wake_ups: int  # of a round
     snapshots: int  # rounds
     snapshot_depth: int
     snapshot_cap: float
+    wake_ups: tuple[int, int]  # rounds, and messages in each
     patience: float
 
 
-FULL = Plan(5, 20_000, 60_000, 1.0, 2.5, 35, 2, 120_000, 9.0, measuring.PATIENCE)
-QUICK = Plan(1, 2_000, 2_000, 0.2, 0.5, 3, 1, 2_000, 0.5, 1.0)
+FULL = Plan(5, 20_000, 60_000, 1.0, 2.5, 2, 120_000, 9.0, (3, 35), measuring.PATIENCE)
+QUICK = Plan(1, 2_000, 2_000, 0.2, 0.5, 1, 2_000, 0.5, (1, 3), 1.0)
 
 
 @dataclass
 class Found:
     """What was measured of a peer, by its settings where they matter."""
 
+    contender: Contender
     one: dict[str, list[float]] = field(default_factory=dict)
     many: list[float] = field(default_factory=list)
     drains: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     delays: dict[str, list[float]] = field(default_factory=dict)
     beside_snapshot: list[list[float]] = field(default_factory=list)
     recovery: Recovery | None = None
+
+    @property
+    def peer(self) -> Peer:
+        return self.contender.peer
 
     @property
     def best_drains(self) -> list[float]:
@@ -108,22 +113,21 @@ def run(cluster: DevCluster, *, quick: bool) -> Report:
         raise Unavailable("; ".join(f"{name}: {reason}" for name, reason in missing.items()))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        contenders = [
-            stack.enter_context(Contender.opened(peer, command, cluster.url, folder)) for peer, command in commands
+        all_found = [
+            Found(stack.enter_context(Contender.opened(peer, command, cluster.url, folder)))
+            for peer, command in commands
         ]
-        found = {contender.peer.name: Found() for contender in contenders}
-        for number in range(plan.rounds):
-            for contender in contenders:
-                measure_round(contender, found[contender.peer.name], plan, number)
-        with ThreadPoolExecutor(len(contenders)) as pool:
-            # Side by side: they mostly wait.
-            for contender, recovery in zip(contenders, pool.map(recovering(plan), contenders), strict=True):
-                found[contender.peer.name].recovery = recovery
-    for contender in contenders:
-        report.rows += rows(contender.peer, found[contender.peer.name])
-        report.notes[contender.peer.name] = f"{contender.peer.guarantees} Recovery: {contender.peer.recovery}"
+        in_turn(plan.rounds, (publish, drain), all_found, plan)
+        in_turn(plan.snapshots, (drain_beside_snapshot,), all_found, plan)
+        in_turn(plan.wake_ups[0], (wake_up,), all_found, plan)
+        # Side by side: they mostly wait.
+        with ThreadPoolExecutor(len(all_found)) as pool:
+            list(pool.map(recover, all_found, [plan] * len(all_found)))
+    for found in all_found:
+        report.rows += rows(found)
+        report.notes[found.peer.name] = f"{found.peer.guarantees} Recovery: {found.peer.recovery}"
     report.notes |= {name: f"not installed: {reason}" for name, reason in missing.items()}
-    report.targets += targets(found)
+    report.targets += targets({found.peer.name: found for found in all_found})
     return report
 
 
@@ -141,29 +145,53 @@ def installed(peers: Sequence[Peer]) -> tuple[list[tuple[Peer, list[str]]], dict
 
 # --- A round --------------------------------------------------------------------------------------
 
+Step = Callable[[Found, Plan, int], None]
 
-def measure_round(contender: Contender, found: Found, plan: Plan, number: int) -> None:
-    peer = contender.peer
-    for way in peer.publishing:
-        rate = measuring.publish_one_by_one(contender, way, plan.publishing)
+
+def in_turn(rounds: int, steps: Sequence[Step], all_found: Sequence[Found], plan: Plan) -> None:
+    for number in range(rounds):
+        for step in steps:
+            for found in all_found:
+                step(found, plan, number)
+
+
+def publish(found: Found, plan: Plan, _number: int) -> None:
+    for way in found.peer.publishing:
+        rate = measuring.publish_one_by_one(found.contender, way, plan.publishing)
         found.one.setdefault(way, []).append(rate)
+
+
+def drain(found: Found, plan: Plan, number: int) -> None:
+    """Drain with each of its settings. What fills its queue is what it publishes in bulk."""
     published = Rate(0, 0)
-    is_every_other = number % 2 == 0
-    for way, processes in drains(peer, several=is_every_other):
-        published += fill(contender, depth(found, plan, way, processes))
-        course = measuring.drain(contender, peer.working[way], processes, plan.cap)
+    for way, processes in drains(found.peer, several=number % 2 == 0):
+        published += fill(found.contender, depth(found, plan, way, processes))
+        course = measuring.drain(found.contender, found.peer.working[way], processes, plan.cap)
         found.drains.setdefault((way, processes), []).append(course.rates()[0])
-    if number < plan.snapshots and peer.on_postgresql:
-        # No more than it can take in that time.
+    found.many.append(published.per_second)
+
+
+def drain_beside_snapshot(found: Found, plan: Plan, _number: int) -> None:
+    """Drain, with its best settings, as much as it can in that time, up to a bound."""
+    contender = found.contender
+    if found.peer.on_postgresql:
         wanted = int(median(found.drains[contender.best, 1]) * plan.snapshot_cap)
         fill(contender, max(plan.depth, min(wanted, plan.snapshot_depth)))
-        best = peer.working[contender.best]
-        found.beside_snapshot.append(measuring.drain_beside_snapshot(contender, best, plan.snapshot_cap))
-    found.many.append(published.per_second)
-    if is_every_other:
-        contender.publisher().ask("clear")
-        for way, settings in waking(peer):
-            found.delays.setdefault(way, []).extend(measuring.wake_up(contender, settings, plan.wake_ups))
+        settings = found.peer.working[contender.best]
+        found.beside_snapshot.append(measuring.drain_beside_snapshot(contender, settings, plan.snapshot_cap))
+
+
+def wake_up(found: Found, plan: Plan, _number: int) -> None:
+    found.contender.publisher().ask("clear")
+    ways = found.peer.waking or dict([next(iter(found.peer.working.items()))])
+    for way, settings in ways.items():
+        delays = measuring.wake_up(found.contender, settings, plan.wake_ups[1])
+        found.delays.setdefault(way, []).extend(delays)
+
+
+def recover(found: Found, plan: Plan) -> None:
+    settings = {**found.contender.ordinary, **found.peer.recovery_settings}
+    found.recovery = measuring.recover(found.contender, settings, plan.patience)
 
 
 def drains(peer: Peer, *, several: bool) -> Iterator[tuple[str, int]]:
@@ -185,22 +213,12 @@ def fill(contender: Contender, depth: int) -> Rate:
     return measuring.publish_many(contender, max(depth - measuring.left(contender), depth // 10))
 
 
-def waking(peer: Peer) -> list[tuple[str, Settings]]:
-    """Return the settings with which wake-ups are measured."""
-    return list(peer.waking.items()) if peer.waking else list(peer.working.items())[:1]
-
-
-def recovering(plan: Plan) -> Callable[[Contender], Recovery]:
-    return lambda contender: measuring.recover(
-        contender, {**contender.ordinary, **contender.peer.recovery_settings}, plan.patience
-    )
-
-
 # --- What was found -------------------------------------------------------------------------------
 
 
-def rows(peer: Peer, found: Found) -> list[dict[str, Any]]:
+def rows(found: Found) -> list[dict[str, Any]]:
     """Return a row for each of a peer's settings; what does not depend on them stands in the first."""
+    peer = found.peer
     ordinary, best = next(iter(peer.working)), list(peer.working)[-1]
     cells: dict[str, dict[str, Any]] = {way: {} for way in peer.working}
     for way, rates in found.one.items():
