@@ -182,6 +182,11 @@ def wait_for_go() -> None:
     say("READY")
     sys.stdin.readline()
     threading.Thread(target=_end_with_stdin, daemon=True).start()
+    report()
+
+
+def report() -> None:
+    """Report what this process handles from now on. A process that is forked off has to call it itself."""
     if _mode == "count":
         threading.Thread(target=_report, daemon=True).start()
 
