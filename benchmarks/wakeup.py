@@ -2,7 +2,7 @@
 How soon does a handler start on an idle queue? From the return of ``publish`` to the handler's start.
 
 Ours is ``manage.py consume_queues`` with a handler that notes the time. The baseline is a loop of
-raw psycopg in a process of its own: LISTEN, wait, claim with our statement, delete. Both get their
+raw psycopg in a process of its own: LISTEN, wait, claim and ack with our statements. Both get their
 messages from the same publisher, in turn, with pauses long enough to fall asleep in.
 
 The clock is CLOCK_MONOTONIC, which all processes of a machine share. A handler that starts before
@@ -20,12 +20,11 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import IO, Any
-from uuid import uuid4
 
 import psycopg
 
+from benchmarks.claiming import RawConsumer
 from benchmarks.harness import PAYLOAD, ROOT, Report, Spread, Target, interleaved, percentile
-from django_pgqueue import sql
 from django_pgqueue.devdb import DevCluster
 
 RAW, OURS = "raw psycopg", "consume_queues"
@@ -143,26 +142,15 @@ def consume_raw() -> None:
     """Be the baseline: what one would write by hand, with one connection and one thread."""
     from django_pgqueue.services import channel
 
-    params = {
-        "name": QUEUES[RAW],
-        "limit": 100,
-        "lease": 60,
-        "consumer": uuid4(),
-        "suspects": True,
-        "skip_suspects": False,
-        "most_bytes": None,
-    }
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
         connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel(QUEUES[RAW]))))
+        consumer = RawConsumer(connection, QUEUES[RAW])
         while True:
             # Also without a notification: what was published before LISTEN is not announced.
             list(connection.notifies(timeout=1, stop_after=1))
-            rows = connection.execute(sql.CLAIM, {**params, "token": uuid4()}, prepare=True).fetchall()
-            for row in rows:
-                if row[0] != "claimed":
-                    continue
-                tell(row[1], time.monotonic_ns())
-                connection.execute("DELETE FROM django_pgqueue_messagequeueitem WHERE id = %s", [row[1]], prepare=True)
+            for message in consumer.claim():
+                tell(message.id, time.monotonic_ns())
+                consumer.ack([message])
 
 
 if __name__ == "__main__":

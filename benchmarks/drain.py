@@ -1,0 +1,204 @@
+"""
+What does a consumer add to its two statements? 20,000 small messages and a handler that does nothing.
+
+Ours is ``Consumer``, what ``manage.py consume_queues --drain`` runs, in a process of its own, by Django's default
+settings. The baseline is a loop of raw psycopg in a process of its own: claim 100, decode them, call the same
+function for each, ack them, by the same statements, prepared. It extends no leases, settles no failure,
+survives no lost connection, and a message that kills it takes all 100 along again and again.
+
+The rows of ours are its promises and what they cost: the ack after the handler, in batches (at least once,
+the default); before it, one statement a message (at most once); in a transaction around it (exactly-once effects
+in this database). Slow rows take fewer messages.
+
+The time is that from the first to the last call of the handler, over all processes of a row; what it takes to
+start them does not count. Messages are counted on both sides: as many calls as messages, and none left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from benchmarks.claiming import RawConsumer
+from benchmarks.harness import PAYLOAD, ROOT, Cost, Meter, Report, Spread, Target, interleaved, ratio, set_up_django
+from benchmarks.publishing import QUEUE, prepare
+from django_pgqueue.devdb import DevCluster
+
+MESSAGES = 20_000
+FEWER = 4_000
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a row drains: by ``Consumer`` with a handler of these options, or raw."""
+
+    title: str
+    raw: bool = False
+    processes: int = 1
+    messages: int = MESSAGES
+    is_async: bool = False
+    ack: str = "late"
+    concurrency: int = 1
+    batch: int | None = None
+
+
+RAW, OURS = Way("raw psycopg", raw=True), Way("one by one")
+RAW_BESIDE, OURS_BESIDE = Way("raw psycopg", raw=True, processes=4), Way("one by one", processes=4)
+WAYS = (
+    RAW,
+    OURS,
+    Way("batch=100", batch=100),
+    Way("concurrency=4", concurrency=4),
+    Way("async", is_async=True),
+    Way('ack="early"', ack="early", messages=FEWER),
+    Way('ack="atomic"', ack="atomic", messages=FEWER),
+    Way('ack="atomic", batch=100', ack="atomic", batch=100),
+    RAW_BESIDE,
+    OURS_BESIDE,
+)
+
+
+@dataclass(frozen=True)
+class Drained:
+    """One row in one round: messages a second, and what each of them cost."""
+
+    rate: float
+    cost: Cost
+
+
+def run(cluster: DevCluster, *, quick: bool) -> Report:
+    """Drain by each way in turn."""
+    rounds = 1 if quick else 5
+    report = Report("drain", "what does a consumer add to its two statements? (no-op handler)", rounds)
+    counts = {way: min(way.messages, 500) if quick else way.messages for way in WAYS}
+    found = interleaved({way: partial(drain, cluster, way, counts[way]) for way in WAYS}, rounds)
+    rates = {way: [one.rate for one in drained] for way, drained in found.items()}
+    report.rows = [
+        {
+            "handlers": way.title,
+            "processes": way.processes,
+            "messages": counts[way],
+            "messages/s": Spread.of(rates[way]),
+            "of raw": ratio(rates[way], rates[RAW if way.processes == 1 else RAW_BESIDE]),
+            # By message; with the end of the processes, but without their start.
+            "client CPU us": Spread.of([1e6 * one.cost.client_cpu for one in drained]),
+            "server CPU us": Spread.of([1e6 * one.cost.server_cpu for one in drained]),
+            "WAL bytes": Spread.of([one.cost.wal_bytes for one in drained]),
+        }
+        for way, drained in found.items()
+    ]
+    report.targets = [Target("T8: one by one / raw psycopg", ratio(rates[OURS], rates[RAW]), ">=", 0.5)]
+    return report
+
+
+def drain(cluster: DevCluster, way: Way, count: int) -> Drained:
+    """Fill the queue, and let processes empty it."""
+    from django_pgqueue import Queue
+
+    prepare(cluster.url)
+    Queue(QUEUE).publish_many([PAYLOAD] * count)
+    with psycopg.connect(cluster.url, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE django_pgqueue_messagequeueitem")
+        with contextlib.ExitStack() as stack:
+            processes = [stack.enter_context(consumer(way)) for _ in range(way.processes)]
+            for process in processes:
+                assert answer(process) == "ready"
+            with Meter(cluster) as meter:
+                for process in processes:
+                    tell(process, "go")
+                handled = [json.loads(answer(process)) for process in processes]
+        ((left,),) = connection.execute("SELECT count(*) FROM django_pgqueue_messagequeueitem").fetchall()
+    if left or sum(one["count"] for one in handled) != count:
+        sys.exit(f"{way.title}: of {count} messages {left} are left; handled: {handled}")
+    busy = [one for one in handled if one["count"]]
+    nanoseconds = max(one["last"] for one in busy) - min(one["first"] for one in busy)
+    return Drained(count / nanoseconds * 1e9, meter.cost.per(count))
+
+
+@contextlib.contextmanager
+def consumer(way: Way) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that drains when it is told to."""
+    command = [sys.executable, "-m", "benchmarks.drain", json.dumps(asdict(way))]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def tell(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{word}\n")
+    process.stdin.flush()
+
+
+def answer(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+# --- In the consumer processes --------------------------------------------------------------------
+
+#: Monotonic nanoseconds, of each message that was handled.
+times: list[int] = []
+
+
+def note(message: Any) -> None:
+    """Be the handler that does nothing, but for telling when."""
+    times.append(time.monotonic_ns())
+
+
+def note_batch(messages: list[Any]) -> None:
+    times.extend([time.monotonic_ns()] * len(messages))
+
+
+async def note_async(message: Any) -> None:
+    note(message)
+
+
+def drain_raw() -> None:
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as raw:
+        consumer = RawConsumer(raw, QUEUE)
+        while messages := consumer.claim():
+            for message in messages:
+                note(message)
+            consumer.ack(messages)
+
+
+def drain_by_consumer(way: Way) -> None:
+    from django_pgqueue import Queue
+    from django_pgqueue.consumer import Consumer
+
+    function = note_async if way.is_async else note_batch if way.batch else note
+    handler = Queue(QUEUE).make_handler(function, ack=way.ack, concurrency=way.concurrency, batch=way.batch)
+    Consumer([handler], drain=True).run()
+
+
+def main() -> None:
+    way = Way(**json.loads(sys.argv[1]))
+    set_up_django()
+    # Imported here, not when it counts.
+    import django_pgqueue.consumer  # noqa: F401
+
+    print("ready", flush=True)
+    sys.stdin.readline()
+    if way.raw:
+        drain_raw()
+    else:
+        drain_by_consumer(way)
+    print(json.dumps({"first": min(times, default=0), "last": max(times, default=0), "count": len(times)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
