@@ -26,6 +26,7 @@ NAMES = (
     "memory",
     "multixacts",
     "backlog",
+    "reaping",
 )
 
 
