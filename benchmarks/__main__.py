@@ -18,8 +18,12 @@ from benchmarks import docs, harness
 NAMES = (
     "publish",
     "publishers",
+    "stale",
     "publish_one",
+    "publish_many",
+    "notify",
     "wakeup",
+    "drain",
     "growth",
     "capacity",
     "peers",
