@@ -355,6 +355,7 @@ class Consumer:
             lane.look_again = True
         # Every so often others get a turn.
         is_others_turn = lane.suspects_in_row >= lane.prefetch
+        above = lane.mark.start(before)
         claim = services.claim(
             lane.queue.declaration,
             self.using,
@@ -364,7 +365,9 @@ class Consumer:
             suspects=self._is_alone(before),
             skip_suspects=is_others_turn,
             most_bytes=CLAIM_BYTES,
+            above=above,
         )
+        lane.mark.claimed(above, before, time.monotonic(), len(claim.messages), claim.walked)
         if claim.closed:
             # Paused, or another's by now: what has not started is for whoever may have it.
             self._give_back_waiting(lane)
@@ -383,6 +386,10 @@ class Consumer:
         if self._is_inline:
             self._workers.work_inline(lane)
         is_more = is_suspect or claim.suspect_met or is_others_turn or claim.more or len(claim.messages) >= room
+        if above and self.drain and not is_more:
+            # A drain ends when a look at all of the queue found nothing.
+            lane.mark.drop()
+            is_more = True
         self._plan_look(lane, claim, is_more=is_more)
 
     def _plan_look(self, lane: Lane, claim: services.Claim, *, is_more: bool) -> None:
@@ -399,6 +406,8 @@ class Consumer:
             lane.next_look = now + settings.NOTIFY_INTERVAL
         else:
             lane.next_look = now + self._sleep(lane)
+        # What is below the mark tells nobody of itself.
+        lane.next_look = min(lane.next_look, lane.mark.look_back_at)
         if lane.woken:
             # Since the claim: what was published may be newer than all that was seen above.
             lane.next_look = now

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+from django_pgqueue.low_water import LowWaterMark
 from django_pgqueue.message import Message
 from django_pgqueue.services import Declaration
 
@@ -98,6 +99,7 @@ class Lane:
     #: A claim met a suspect and left it; how many were taken in a row.
     suspect_waiting: bool = False
     suspects_in_row: int = 0
+    mark: LowWaterMark = field(default_factory=LowWaterMark)
     #: Monotonic time until which this process may be sure to own the queue, if that is exclusive: a claim
     #: that brings messages proves it, and each heartbeat in time prolongs it.
     owned_until: float = field(init=False)

@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
-from functools import cached_property
+from datetime import UTC, datetime
+from functools import cached_property, lru_cache
 from hashlib import blake2s
+from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 from weakref import WeakKeyDictionary
+from zoneinfo import ZoneInfo
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -49,6 +51,10 @@ MOST_REMEMBERED = 10_000
 
 # A consumer that missed so many heartbeats counts as gone.
 MISSED_HEARTBEATS = 3
+
+# What Python can hold of PostgreSQL's times, as seconds since 1970: from the year 1 to 9999.
+EARLIEST = datetime(1, 1, 2, tzinfo=UTC).timestamp()
+LATEST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 
 # Failure texts are capped: the reason is for a person's eye, the traceback is in the log.
 MAX_REASON_LENGTH = 2_000
@@ -93,6 +99,8 @@ class Claim(NamedTuple):
     more: bool
     #: The queue is paused, or another consumer owns it.
     closed: bool
+    #: The lowest and the highest id claimed by the walk in id order. None: it brought nothing.
+    walked: tuple[int, int] | None
 
 
 class Look(NamedTuple):
@@ -743,16 +751,19 @@ def claim(
     suspects: bool = True,
     skip_suspects: bool = False,
     most_bytes: int | None = None,
+    above: int = 0,
 ) -> Claim:
     """
     Lease up to ``limit`` ready messages for ``lease`` seconds.
 
     A suspect (its last lease lapsed) comes alone. With ``suspects`` false none is taken, and the
     answer tells that one was met; with ``skip_suspects`` the claim walks past them. No more is taken
-    once it is ``most_bytes`` of stored payload. An exclusive queue is taken over if it has no owner
+    once it is ``most_bytes`` of stored payload. Of what was never delayed, only ids ``above`` are
+    looked at. An exclusive queue is taken over if it has no owner
     that lives. Raises ``RuntimeError`` inside a transaction: a lease that can roll back counts nothing.
     """
-    _refuse_transaction(connections[using])
+    connection = connections[using]
+    _refuse_transaction(connection)
     token = uuid4()
     params = {
         "name": declaration.name,
@@ -763,6 +774,7 @@ def claim(
         "suspects": suspects and not skip_suspects,
         "skip_suspects": skip_suspects,
         "most_bytes": most_bytes,
+        "above": above,
     }
     rows = _run(using, sql.CLAIM, **params)
     if [row[0] for row in rows] == ["foreign"] and take_over(declaration.name, consumer, using):
@@ -771,34 +783,44 @@ def claim(
     undecodable: list[int] = []
     exhausted: list[int] = []
     flags: set[str] = set()
+    walked = None
+    time_of = _clock(connection)
     for kind, message_id, payload, headers, count, published_at, lease_expires_at, suspect in rows:
         if kind == "claimed":
             try:
-                decoded = json.loads(payload), json.loads(headers)
+                body = json.loads(payload), {} if headers == "{}" else json.loads(headers)
             except (ValueError, RecursionError):
                 undecodable.append(message_id)
                 continue
-            messages.append(
-                Message(
-                    message_id,
-                    declaration.name,
-                    *decoded,
-                    count,
-                    published_at,
-                    lease_expires_at,
-                    token,
-                    suspect=suspect,
-                    size=len(payload),
-                )
-            )
+            times = time_of(published_at), time_of(lease_expires_at)
+            message = Message(message_id, declaration.name, *body, count, *times, token, suspect, len(payload))
+            messages.append(message)
         elif kind == "exhausted":
             exhausted.append(message_id)
+        elif kind == "ready":
+            walked = message_id, count
         else:
             flags.add(kind)
     aside = _set_aside(declaration, undecodable, token, "undecodable payload or headers", using)
     aside += _set_aside(declaration, exhausted, None, "worker lost: the lease lapsed on the last delivery", using)
-    messages.sort(key=lambda message: message.id)
-    return Claim(messages, "suspect" in flags, aside, "more" in flags, not flags.isdisjoint({"paused", "foreign"}))
+    messages.sort(key=attrgetter("id"))
+    is_closed = not flags.isdisjoint({"paused", "foreign"})
+    return Claim(messages, "suspect" in flags, aside, "more" in flags, is_closed, walked)
+
+
+def _clock(connection: BaseDatabaseWrapper) -> Callable[[float], datetime]:
+    """Return what makes a time, as this connection's rows have them, of seconds since 1970."""
+    zone = connection.timezone or ZoneInfo(connection.timezone_name)
+    is_naive = connection.timezone is None
+
+    # The messages of a claim mostly have two times: one lease, and one publish_many.
+    @lru_cache(maxsize=2)
+    def time_of(seconds: float) -> datetime:
+        # A row that somebody's SQL dated "infinity" must be readable too, with a day to spare for time zones.
+        time = datetime.fromtimestamp(min(max(seconds, EARLIEST), LATEST), zone)
+        return time.replace(tzinfo=None) if is_naive else time
+
+    return time_of
 
 
 # Who claims by hand, by process: what a child inherits through fork is the parent's. And when it last
