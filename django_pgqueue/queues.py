@@ -20,7 +20,7 @@ from asgiref.sync import sync_to_async
 from django_pgqueue import services
 from django_pgqueue.conf import database_alias, settings
 from django_pgqueue.lanes import ACK_MODES, Handler
-from django_pgqueue.message import Message, encode, encode_headers
+from django_pgqueue.message import Message, encode, encode_headers, encode_many
 from django_pgqueue.redrive import Redrive
 from django_pgqueue.services import Declaration, Letters, Outgoing, QueueStats
 from django_pgqueue.validation import check_count, check_name, check_rate, check_seconds, check_ttl
@@ -215,7 +215,7 @@ class Queue:
         most = settings.MAX_PAYLOAD_BYTES
         return services.publish_many(
             self.declaration,
-            [encode(payload, most, f"[{position}]") for position, payload in enumerate(payloads)],
+            encode_many(payloads, most),
             self.using,
             headers=encode_headers(headers, most),
             delay=delay or None,

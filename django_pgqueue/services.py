@@ -33,15 +33,11 @@ from django_pgqueue import signals, sql
 from django_pgqueue.conf import settings
 from django_pgqueue.exceptions import FOREIGN_KEY_VIOLATION, LeaseLost, QueueNotFound
 from django_pgqueue.message import Message
+from django_pgqueue.prepared import fetch_ids
 
 logger = logging.getLogger("django_pgqueue")
 
 FOREIGN_KEY_NAME = "django_pgqueue_item_queue_fk"
-
-# A statement of publish_many carries at most so many rows and bytes, so that neither the client
-# nor the server holds a hundred thousand messages in one piece.
-CHUNK_ROWS = 5_000
-CHUNK_BYTES = 4 * 1024 * 1024
 
 # Seconds between two attempts at rows that somebody else has locked.
 LOCK_RETRY = 0.01
@@ -405,10 +401,8 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
     }
     if not connection.get_autocommit():
         believed = _believed(_key(connection, declaration.name))
-        with connection.cursor() as cursor:
-            cursor.execute(sql.PUBLISH_IF_QUEUE, params)
-            row = cursor.fetchone()
-        message_id = row[0] if row else _heal_and_publish(connection, declaration, params, believed=believed)
+        ids = fetch_ids(connection, sql.PUBLISH_IF_QUEUE, params)
+        message_id = ids[0] if ids else _heal_and_publish(connection, declaration, params, believed=believed)
         _follow_commit(connection, declaration)
         return message_id
 
@@ -416,9 +410,7 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
     _refresh(connection, declaration)
     believed = _believed(_key(connection, declaration.name))
     try:
-        with connection.cursor() as cursor:
-            cursor.execute(sql.PUBLISH if declaration.durable else sql.PUBLISH_RELAXED, params)
-            message_id = cursor.fetchone()[0]
+        (message_id,) = fetch_ids(connection, sql.PUBLISH if declaration.durable else sql.PUBLISH_RELAXED, params)
     except IntegrityError as error:
         if not _is_missing_queue(error):
             raise
@@ -429,15 +421,15 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
 
 def publish_many(
     declaration: Declaration,
-    payloads: Sequence[str],
+    chunks: Sequence[str],
     using: str,
     *,
     headers: str = "{}",
     delay: float | None = None,
     expires_in: float | None = None,
 ) -> list[int]:
-    """Insert messages, all or none, and return their ids in the order of the payloads."""
-    if not payloads:
+    """Insert messages, all or none, and return their ids in order. ``chunks`` are JSON arrays of payloads."""
+    if not chunks:
         return []
     connection = connections[using]
     params = {
@@ -450,7 +442,6 @@ def publish_many(
     if in_autocommit:
         _warn_of_other_transaction(connection)
         _refresh(connection, declaration)
-    chunks = list(_chunks(payloads))
     if in_autocommit and len(chunks) == 1 and declaration.durable:
         believed = _believed(_key(connection, declaration.name))
         ids = _publish_chunk(connection, params, chunks[0])
@@ -473,7 +464,7 @@ def _publish_chunks(
     connection: BaseDatabaseWrapper,
     declaration: Declaration,
     params: dict[str, Any],
-    chunks: list[str],
+    chunks: Sequence[str],
 ) -> list[int]:
     believed = _believed(_key(connection, declaration.name))
     ids = _publish_chunk(connection, params, chunks[0])
@@ -488,21 +479,7 @@ def _publish_chunks(
 
 
 def _publish_chunk(connection: BaseDatabaseWrapper, params: dict[str, Any], payloads: str) -> list[int]:
-    with connection.cursor() as cursor:
-        cursor.execute(sql.PUBLISH_MANY, {**params, "payloads": payloads})
-        return [row[0] for row in cursor.fetchall()]
-
-
-def _chunks(payloads: Sequence[str]) -> Iterator[str]:
-    chunk: list[str] = []
-    size = 0
-    for payload in payloads:
-        if chunk and (len(chunk) >= CHUNK_ROWS or size + len(payload) > CHUNK_BYTES):
-            yield f"[{','.join(chunk)}]"
-            chunk, size = [], 0
-        chunk.append(payload)
-        size += len(payload)
-    yield f"[{','.join(chunk)}]"
+    return fetch_ids(connection, sql.PUBLISH_MANY, {**params, "payloads": payloads})
 
 
 def _warn_of_other_transaction(connection: BaseDatabaseWrapper) -> None:

@@ -8,7 +8,7 @@ import pytest
 from django.core.management import call_command
 from django.db import transaction
 
-from django_pgqueue import Queue, services, signals
+from django_pgqueue import Queue, message, services, signals
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.heartbeat import Heartbeat
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueEvent
@@ -90,7 +90,7 @@ def publish_many(queue: Queue) -> None:
 
 
 def publish_chunks(queue: Queue) -> None:
-    queue.publish_many([1] * (services.CHUNK_ROWS + 1))
+    queue.publish_many([1] * (message.CHUNK_ROWS + 1))
 
 
 def beat(queue: Queue) -> None:

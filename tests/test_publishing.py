@@ -9,7 +9,7 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django.test.utils import CaptureQueriesContext, override_settings
 
-from django_pgqueue import Queue, services
+from django_pgqueue import Queue, message, services
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from tests.support import (
     DEADLINE,
@@ -118,7 +118,8 @@ def test_publish_many_is_all_or_nothing_across_its_statements(monkeypatch):
     """A failure in the last of several statements takes the first ones back."""
     queue = Queue("bulk")
     queue.declare()
-    monkeypatch.setattr(services, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(message, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(message, "PIECE_ROWS", 3)
     fetch("ALTER TABLE django_pgqueue_messagequeueitem ADD CONSTRAINT tmp CHECK (payload <> '29'::jsonb)")
     try:
         with pytest.raises(DatabaseError):
