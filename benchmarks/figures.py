@@ -23,6 +23,9 @@ BARS: Mapping[str, Mapping[str, bool]] = {
     "publish": {"messages/s": False, "lock wait %": False},
     "publish_one": {"of raw": False},
     "wakeup": {"p50 ms": False, "p99 ms": False},
+    "publish_many": {"messages/s": False},
+    "notify": {"messages/s": False, "lock wait %": False},
+    "drain": {"messages/s": True},
     "stale": {"messages/s": False, "writes to the row a second": False},
 }
 

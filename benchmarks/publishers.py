@@ -48,7 +48,7 @@ def run(cluster: DevCluster, *, quick: bool) -> Report:
     make_limit_table(cluster.url)
     for part in (HELD_OPEN, AUTOCOMMIT):
         found: Found = {}
-        for publishers in (2, 32) if quick else PUBLISHERS:
+        for publishers in (32,) if quick else PUBLISHERS:
             ways = [LIMIT, OURS, OLD, *(way for way, numbers in REJECTED.items() if publishers in numbers)]
             measures = {
                 way: partial(by_pgbench, cluster, part, part.statements(way), seconds, publishers=publishers)
@@ -57,7 +57,6 @@ def run(cluster: DevCluster, *, quick: bool) -> Report:
             for way, measured in interleaved(measures, rounds).items():
                 found[way, publishers] = measured
                 report.rows.append(row(part, way, publishers, measured))
-        report.series |= curves(part, found)
         report.targets += targets(part, found)
     return report
 
@@ -73,36 +72,22 @@ def row(part: Part, way: str, publishers: int, measured: Sequence[Metered]) -> d
         "p50 ms": percentile(latencies, 50),
         "p99 ms": percentile(latencies, 99),
         "lost %": median(100 * one.lost for one in measured),
-        # From here on by publish, but for "dead at the end".
-        "queue row versions": median(one.versions for one in measured),
-        "dead at the end": median(one.dead for one in measured),
-        "WAL bytes": median(one.cost.wal_bytes for one in measured),
-        "MultiXacts": median(one.cost.multixacts for one in measured),
-        "members": median(one.cost.multixact_members for one in measured),
-        "server CPU us": median(1e6 * one.cost.server_cpu for one in measured),
+        "queue row versions a publish": median(one.versions for one in measured),
+        "of these dead at the end": median(one.dead for one in measured),
+        "WAL bytes a publish": median(one.cost.wal_bytes for one in measured),
+        "MultiXacts a publish": median(one.cost.multixacts for one in measured),
+        "members a publish": median(one.cost.multixact_members for one in measured),
+        "server CPU us a publish": median(1e6 * one.cost.server_cpu for one in measured),
     }
-
-
-def curves(part: Part, found: Found) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Return of each way its figures over the number of publishers."""
-    series: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for (way, publishers), measured in found.items():
-        figures = {
-            "publishes/s": median(one.rate for one in measured),
-            "lock wait %": median(100 * one.lock_wait for one in measured),
-            "p99 ms": median(1000 * percentile(one.latencies, 99) for one in measured),
-        }
-        for name, value in figures.items():
-            series.setdefault(f"{part.title}: {way}", {}).setdefault(name, []).append((publishers, value))
-    return series
 
 
 def targets(part: Part, found: Found) -> list[Target]:
     ours = [measured for (way, _), measured in found.items() if way == OURS]
     lost = max(one.lost for measured in ours for one in measured)
-    waits = [Spread.of([100 * one.lock_wait for one in measured]) for measured in ours]
-    highest = max(waits, key=lambda spread: spread.median)
-    return [
-        Target(f"T1: {part.title}: share of messages that ours lost", lost, "<=", 0),
-        Target(f"T1: {part.title}: lock wait % of ours, where it is highest", highest, "<=", 1),
-    ]
+    judged = [Target(f"T1: {part.title}: share of messages that ours lost", lost, "<=", 0)]
+    if part.held_open is not None:
+        # In autocommit two cores do nothing but add pages to the table, and sessions wait for that, whatever the way.
+        waits = [Spread.of([100 * one.lock_wait for one in measured]) for measured in ours]
+        highest = max(waits, key=lambda spread: spread.median)
+        judged.append(Target(f"T1: {part.title}: lock wait % of ours, where it is highest", highest, "<=", 1))
+    return judged

@@ -1,6 +1,7 @@
 """A benchmark runs, and what all stand on works. No figure is judged; ``.ci/run`` runs the other benchmarks."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,23 @@ def test_rounds_are_interleaved() -> None:
     order: list[str] = []
     harness.interleaved({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
     assert order == ["a", "b", "a", "b"]
+
+
+def test_processor_time_counts_children_that_have_ended() -> None:
+    """What a benchmark's processes used is not forgotten with them."""
+    before = harness.cpu_seconds(os.getpid())
+    subprocess.run([sys.executable, "-c", "sum(range(10_000_000))"], check=True)
+    assert harness.cpu_seconds(os.getpid()) - before > 0.05
+
+
+def test_a_table_has_the_columns_of_all_rows() -> None:
+    """A row that lacks one leaves it empty."""
+    assert harness.table([{"way": "a"}, {"way": "b", "rate": 1}]).splitlines() == [
+        "| way | rate |",
+        "| --- | ---- |",
+        "| a   |      |",
+        "| b   | 1    |",
+    ]
 
 
 def test_a_percentile_is_one_of_the_values() -> None:
