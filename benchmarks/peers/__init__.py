@@ -185,7 +185,7 @@ def wake_up(found: Found, plan: Plan, _number: int) -> None:
     found.contender.publisher().ask("clear")
     ways = found.peer.waking or dict([next(iter(found.peer.working.items()))])
     for way, settings in ways.items():
-        delays = measuring.wake_up(found.contender, settings, plan.wake_ups[1])
+        delays = measuring.wake_up(found.contender, settings, plan.wake_ups[1], found.peer.polls.get(way, 0))
         found.delays.setdefault(way, []).extend(delays)
 
 

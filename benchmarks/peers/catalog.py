@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.peers import environments
+from benchmarks.peers import environments, services
 
 Settings = Mapping[str, str]
 
@@ -22,7 +22,8 @@ class Peer:
     ``program``; raises ``environments.Unavailable``.
     ``publishing``, ``working``: what the table calls it, to the settings of ``publisher`` and ``worker``. The
     ordinary ones come first, the best documented ones last. ``waking``: those with which wake-ups are measured,
-    where that is not the first of ``working``.
+    where that is not the first of ``working``. ``polls``: of those, the seconds between two looks of a worker that
+    nobody wakes.
     ``guarantees``: durable? at least once? what becomes of messages in flight at a crash? transactional publishing?
     ``recovery``: its mechanism for the messages of a worker that died, and which of its knobs were set;
     ``recovery_settings`` are those, on top of the ordinary ones.
@@ -40,6 +41,7 @@ class Peer:
     working: Mapping[str, Settings]
     publishing: Mapping[str, Settings] = field(default_factory=lambda: {"": {}})
     waking: Mapping[str, Settings] | None = None
+    polls: Mapping[str, float] = field(default_factory=dict)
     recovery_settings: Settings = field(default_factory=dict)
     service: Callable[[], AbstractContextManager[Mapping[str, str]]] = lambda: contextlib.nullcontext({})
     on_postgresql: bool = True
@@ -132,6 +134,7 @@ DJANGO_TASKS_DB = Peer(
     interpreter=partial(environments.python, "django-tasks-db"),
     working={"": {}},
     waking={"interval 1": {}, "interval 0.1": {"interval": "0.1"}},
+    polls={"interval 1": 1, "interval 0.1": 0.1},
     targets={"one": 1, "many": 1, "drain": 20},
     quick=True,
     guarantees=(
@@ -141,4 +144,122 @@ DJANGO_TASKS_DB = Peer(
     recovery="None.",
 )
 
-PEERS = [RAW, OURS, PGQUEUER, PROCRASTINATE, DJANGO_TASKS_DB]
+PGMQ = Peer(
+    name="pgmq",
+    program="run_pgmq.py",
+    interpreter=partial(environments.python, "pgmq"),
+    publishing={"": {}, "own connection in autocommit": {"connection": "own"}},
+    working={
+        "batch 10": {},
+        "batch 100, archived": {"batch": "100", "settle": "archive"},
+        "batch 100": {"batch": "100"},
+    },
+    waking={"polling every 100 ms": {}, "polling every 10 ms": {"interval": "10"}, "NOTIFY": {"wait": "notify"}},
+    polls={"polling every 100 ms": 0.1, "polling every 10 ms": 0.01},
+    guarantees=(
+        "Durable, at least once, part of the caller's transaction where it hands its connection in. A bare loop around"
+        " read and delete, not a worker: no handlers that may fail, no limit of deliveries, nothing extends what runs"
+        " for longer than its visibility timeout. NOTIFY is a trigger on each insert that updates one row of the queue,"
+        " so that publishers wait for each other: here it is on for its wake-ups alone."
+    ),
+    recovery="A visibility timeout for each read: vt=30, the client's default.",
+)
+
+CELERY_IN_MEMORY = Peer(
+    name="Celery, Redis in memory",
+    program="run_celery.py",
+    interpreter=services.celery,
+    working={
+        "prefork": {},
+        "prefork, prefetch 128": {"prefetch": "128"},
+        "solo, prefetch 128": {"pool": "solo", "prefetch": "128", "quiet": "yes"},
+    },
+    service=partial(services.redis, appendfsync=None),
+    on_postgresql=False,
+    guarantees=(
+        "Not durable: Redis keeps nothing on disk. At most once for what runs, since a task is acknowledged before it"
+        " starts (the default). Not part of the database's transaction: published after its commit a message may be"
+        " missing, before it, it may be of something that never was. Its worker is a parent with one child (prefork),"
+        " or one process (solo)."
+    ),
+    recovery=(
+        "None for the task that ran. What was fetched and had not started comes back after the visibility timeout: an"
+        " hour by default, as here."
+    ),
+)
+
+CELERY_ON_DISK = Peer(
+    name="Celery, Redis fsync always",
+    program="run_celery.py",
+    interpreter=services.celery,
+    working={
+        "prefork, acks late": {"late": "yes"},
+        "prefork, acks late, prefetch 128": {"late": "yes", "prefetch": "128"},
+        "solo, acks late, prefetch 128": {"late": "yes", "pool": "solo", "prefetch": "128", "quiet": "yes"},
+    },
+    recovery_settings={"timeout": "30"},
+    service=partial(services.redis, appendfsync="always"),
+    on_postgresql=False,
+    guarantees=(
+        "Durable (appendfsync always), at least once (acks late). Not part of the database's transaction: published"
+        " after its commit a message may be missing, before it, it may be of something that never was. A task that runs"
+        " for longer than the visibility timeout is started a second time beside itself."
+    ),
+    recovery=(
+        "The visibility timeout, counted from when the worker fetched: 30 s, looked for every second (by default an"
+        " hour, looked for every 100 s)."
+    ),
+)
+
+PG_BOSS = Peer(
+    name="pg-boss",
+    program="run_pg_boss.mjs",
+    interpreter=partial(environments.node, "pg-boss"),
+    working={
+        "batch 100, polls": {"batch": "100"},
+        "batch 100, notified": {"batch": "100", "notify": "yes"},
+        "batch 1,000, notified": {"batch": "1000", "notify": "yes", "poll": "0.5"},
+    },
+    waking={"polling every 0.5 s": {"poll": "0.5"}, "notified": {"notify": "yes"}},
+    polls={"polling every 0.5 s": 0.5},
+    recovery_settings={"poll": "0.5", "supervise": "5"},
+    guarantees=(
+        "Durable, at least once, up to three runs by default; part of the caller's transaction where it hands one in."
+        " A batch is completed or failed as a whole. By default a worker takes one job every 2 s (0.5 s at the least):"
+        " only batches that come back full are followed at once. Node.js."
+    ),
+    recovery=(
+        "The queue's heartbeat, 30 s (by default there is none, and a job expires after 15 minutes), looked for every"
+        " 5 s (superviseIntervalSeconds and monitorIntervalSeconds, by default 60)."
+    ),
+)
+
+GRAPHILE_WORKER = Peer(
+    name="graphile-worker",
+    program="run_graphile_worker.mjs",
+    interpreter=partial(environments.node, "graphile-worker"),
+    working={
+        "concurrency 1": {},
+        "concurrency 24": {"jobs": "24"},
+        "concurrency 24, local queue 500, batched": {"jobs": "24", "local": "500", "batched": "0"},
+    },
+    guarantees=(
+        "Durable, at least once, up to 25 runs; published in SQL it is part of the caller's transaction. With the local"
+        " queue a worker locks 500 jobs at a time, and those of a dead worker stay locked for four hours. Each insert"
+        " notifies in its transaction. Node.js."
+    ),
+    recovery="Locks of jobs end after four hours, which cannot be set; or by hand, forceUnlockWorkers().",
+)
+
+PEERS = [
+    RAW,
+    OURS,
+    PGQUEUER,
+    PROCRASTINATE,
+    DJANGO_TASKS_DB,
+    PGMQ,
+    CELERY_IN_MEMORY,
+    CELERY_ON_DISK,
+    PG_BOSS,
+    GRAPHILE_WORKER,
+]

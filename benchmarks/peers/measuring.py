@@ -13,7 +13,8 @@ from benchmarks.peers.catalog import Settings
 from benchmarks.peers.running import Contender, Course, Program
 from benchmarks.peers.wire import BULK
 
-# Seconds between two messages to an idle worker: never the same twice.
+# Seconds between two messages to an idle worker: never the same twice. To a worker that polls, and so looked
+# just when it got the one before, up to so much more that all moments between two looks are as likely.
 PAUSE = (0.05, 0.15)
 
 # Seconds within which an idle worker has to have started a message.
@@ -102,15 +103,16 @@ def drain_beside_snapshot(contender: Contender, settings: Settings, cap: float) 
 # --- Waking up ------------------------------------------------------------------------------------
 
 
-def wake_up(contender: Contender, settings: Settings, count: int) -> list[float]:
+def wake_up(contender: Contender, settings: Settings, count: int, poll: float) -> list[float]:
     """Return, for messages to an idle worker, the milliseconds from the publish's return to the handler's start."""
+    shortest, longest = PAUSE
     publisher = contender.publisher()
     delays = []
     with contender.workers("note", settings) as (worker,):
         time.sleep(SETTLING)
         # The first ones warm up both ends.
         for number in range(-3, count):
-            time.sleep(random.uniform(*PAUSE))
+            time.sleep(random.uniform(shortest, max(longest, shortest + poll)))
             _count, _start, returned = publisher.ask("tag", number)
             worker.wait(lambda number=number: any(tag == number for tag, _ in worker.lines), WAKE_UP)
             started = next(ns for tag, ns in worker.lines if tag == number)
