@@ -38,6 +38,7 @@ class RawConsumer:
             "suspects": True,
             "skip_suspects": False,
             "most_bytes": None,
+            "above": 0,
         }
 
     def claim(self) -> list[Claimed]:

@@ -112,7 +112,7 @@ def drain(cluster: DevCluster, way: Way, count: int) -> Drained:
         with contextlib.ExitStack() as stack:
             processes = [stack.enter_context(consumer(way)) for _ in range(way.processes)]
             for process in processes:
-                assert answer(process) == "ready"
+                answer(process)
             with Meter(cluster) as meter:
                 for process in processes:
                     tell(process, "go")
@@ -144,8 +144,12 @@ def tell(process: subprocess.Popen[str], word: str) -> None:
 
 
 def answer(process: subprocess.Popen[str]) -> str:
+    """Wait for a line: that it is ready, and then what it has handled."""
     assert process.stdout is not None
-    return process.stdout.readline().strip()
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a consumer process has ended with status {process.wait()}")
+    return line
 
 
 # --- In the consumer processes --------------------------------------------------------------------
