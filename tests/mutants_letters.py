@@ -249,14 +249,11 @@ MUTANTS = (
         SPARES,
         "the caller's transaction is relaxed",
         "services.py",
-        "        believed = _believed(_key(connection, declaration.name))\n"
-        "        with connection.cursor() as cursor:\n"
-        "            cursor.execute(sql.PUBLISH_IF_QUEUE, params)\n",
-        "        believed = _believed(_key(connection, declaration.name))\n"
+        "        ids = fetch_ids(connection, sql.PUBLISH_IF_QUEUE, params)\n",
         "        with connection.cursor() as cursor:\n"
         "            if not declaration.durable:\n"
         "                cursor.execute(sql.RELAX)\n"
-        "            cursor.execute(sql.PUBLISH_IF_QUEUE, params)\n",
+        "        ids = fetch_ids(connection, sql.PUBLISH_IF_QUEUE, params)\n",
         ("tests/test_durability.py::test_inside_a_transaction_the_callers_commit_decides",),
     ),
     Mutant(
