@@ -104,7 +104,7 @@ class Consumer:
         self._outage = Outage("consumer")
         #: Inside a TestCase: no thread but the calling one.
         self._is_inline = False
-        self._workers = Workers(self.using, self._event.set)
+        self._workers = Workers(self.using, self._wake)
         # The suspect that is being handled: nothing else is claimed meanwhile.
         self._solo: tuple[Lane, Held] | None = None
 
@@ -121,6 +121,12 @@ class Consumer:
         if now:
             self._stopping_now.set()
         self._event.set()
+
+    def _wake(self) -> None:
+        # Looked at first, since setting it takes a lock. What it tells of has happened before this line, and
+        # the claiming thread clears it before it looks.
+        if not self._event.is_set():
+            self._event.set()
 
     @property
     def is_stopping(self) -> bool:
@@ -185,7 +191,7 @@ class Consumer:
                 return
 
     def _threads(self) -> list[threading.Thread]:
-        lease = min(lane.queue.lease for lane in self._lanes)
+        lease = min(lane.lease for lane in self._lanes)
         own: list[tuple[str, Callable[[], object]]] = [
             ("leases", lambda: self._every(lease / 3, self._extend, "leases")),
             (
@@ -360,7 +366,7 @@ class Consumer:
             lane.queue.declaration,
             self.using,
             limit=room,
-            lease=lane.queue.lease,
+            lease=lane.lease,
             consumer=self.id,
             suspects=self._is_alone(before),
             skip_suspects=is_others_turn,
@@ -532,12 +538,12 @@ class Consumer:
                 continue
             # A claim beside this locks what it looks at, for a moment.
             messages = [one.message for one in held]
-            patience = min(EXTEND_PATIENCE, lane.queue.lease / 10)
-            extension = services.extend(messages, lane.queue.lease, self.using, patience=patience)
+            patience = min(EXTEND_PATIENCE, lane.lease / 10)
+            extension = services.extend(messages, lane.lease, self.using, patience=patience)
             late = [
                 one.message.id
                 for one in held
-                if one.message.id in extension.extended and now - one.confirmed > lane.queue.lease * LATE
+                if one.message.id in extension.extended and now - one.confirmed > lane.lease * LATE
             ]
             if late:
                 # In time, but a little more and others would have taken them.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from django.db import connections, reset_queries
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import TransactionStatus
 from psycopg.sql import Composable
@@ -43,6 +43,8 @@ class ConnectionGuard:
         self._used = time.monotonic()
         self._outages = 0
         self._traced: set[str] = set()
+        # Asking Django for them costs more than a short handler.
+        self._connections: dict[str, BaseDatabaseWrapper] = {}
 
     def watch(self) -> None:
         """Watch this thread's connections. Opens none."""
@@ -50,6 +52,7 @@ class ConnectionGuard:
             self._watch(connection)
 
     def _watch(self, connection: BaseDatabaseWrapper) -> None:
+        self._connections[connection.alias] = connection
         connect = connection.connect
 
         def connect_afresh() -> None:
@@ -76,7 +79,7 @@ class ConnectionGuard:
         if is_needed:
             self._outages = outages
             self._used = time.monotonic()
-        for connection in connections.all(initialized_only=True):
+        for connection in list(self._connections.values()):
             if connection.connection is None or connection.in_atomic_block:
                 continue
             if (is_needed or has_unread(connection)) and not is_usable(connection):
@@ -89,9 +92,10 @@ class ConnectionGuard:
         Returns whether it left a transaction open.
         """
         self._used = time.monotonic()
-        reset_queries()
         left_open = False
-        for connection in connections.all(initialized_only=True):
+        for connection in list(self._connections.values()):
+            # With DEBUG on, Django would keep them all.
+            connection.queries_log.clear()
             if connection.connection is None:
                 continue
             # Autocommit is off by the handler, or by the settings: then it is the handler who has to commit.

@@ -103,12 +103,15 @@ class Lane:
     #: Monotonic time until which this process may be sure to own the queue, if that is exclusive: a claim
     #: that brings messages proves it, and each heartbeat in time prolongs it.
     owned_until: float = field(init=False)
+    #: Seconds for which a claim lasts: asked for each message, it is kept.
+    lease: float = field(init=False)
     #: Of an async handler: the event loop, and its event that something is waiting.
     loop: asyncio.AbstractEventLoop | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.owned_until = 0.0 if self.is_exclusive else math.inf
+        self.lease = self.queue.lease
 
     @property
     def queue(self) -> ConsumableQueue:
@@ -157,7 +160,7 @@ class Lane:
 
         It is unlikely to kill its worker then, and others need not wait for its end: it may run for hours.
         """
-        return held.started is not None and now - held.started >= self.queue.lease
+        return held.started is not None and now - held.started >= self.lease
 
     def is_stuck(self, now: float) -> bool:
         """Tell whether all workers run very long: what is claimed now would wait behind them."""
@@ -166,7 +169,7 @@ class Lane:
     def may_start(self, held: Held) -> bool:
         """Tell whether lease and ownership may be trusted: a process that was stopped and goes on finds them old."""
         now = time.monotonic()
-        return not held.lost and now - held.confirmed <= self.queue.lease / 2 and now < self.owned_until
+        return not held.lost and now - held.confirmed <= self.lease / 2 and now < self.owned_until
 
 
 def take(lane: Lane, *, block: bool = True) -> list[Held]:

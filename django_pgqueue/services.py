@@ -32,7 +32,7 @@ from psycopg import IsolationLevel
 from django_pgqueue import signals, sql
 from django_pgqueue.conf import settings
 from django_pgqueue.exceptions import FOREIGN_KEY_VIOLATION, LeaseLost, QueueNotFound
-from django_pgqueue.message import Message
+from django_pgqueue.message import Message, decode
 from django_pgqueue.prepared import fetch_ids
 
 logger = logging.getLogger("django_pgqueue")
@@ -765,7 +765,7 @@ def claim(
     for kind, message_id, payload, headers, count, published_at, lease_expires_at, suspect in rows:
         if kind == "claimed":
             try:
-                body = json.loads(payload), {} if headers == "{}" else json.loads(headers)
+                body = decode(payload), {} if headers == "{}" else decode(headers)
             except (ValueError, RecursionError):
                 undecodable.append(message_id)
                 continue
@@ -916,16 +916,19 @@ def nack(
     spent = {message_id for message_id, given_back in rows if not given_back}
     if spent:
         letters = [letter for letter in zip(messages, reasons, strict=True) if letter[0].id in spent]
-        fence = _fence([message for message, _ in letters])
-        dead_letter(declaration, fence["ids"], fence["tokens"], [reason for _, reason in letters], using)
+        _give_up(declaration, [message for message, _ in letters], [reason for _, reason in letters], using)
     return _lost(messages, using, rows)
 
 
 def reject(declaration: Declaration, messages: Sequence[Message], reasons: Sequence[str], using: str) -> set[int]:
     """Send messages to the dead-letter queue. Returns the ids whose lease was lost."""
-    fence = _fence(messages)
-    taken = dead_letter(declaration, fence["ids"], fence["tokens"], reasons, using)
+    taken = _give_up(declaration, messages, reasons, using)
     return _lost(messages, using, [(message_id,) for message_id in taken])
+
+
+def _give_up(declaration: Declaration, messages: Sequence[Message], reasons: Sequence[str], using: str) -> list[int]:
+    ids, tokens = [message.id for message in messages], [message.token for message in messages]
+    return dead_letter(declaration, ids, tokens, reasons, using)
 
 
 def release(messages: Sequence[Message], using: str) -> set[int]:
@@ -1075,10 +1078,18 @@ def sanitize(text: object) -> str:
     return capped.replace("\0", "\\0").encode(errors="backslashreplace").decode()
 
 
-def _fence(messages: Sequence[Message]) -> dict[str, list[Any]]:
+def _fence(messages: Sequence[Message]) -> dict[str, str]:
+    # As PostgreSQL writes arrays: psycopg looks at each element, and neighbours mostly have one token.
+    tokens: list[str] = []
+    last = None
+    for message in messages:
+        if message.token is not last:
+            last = message.token
+            text = str(last)
+        tokens.append(text)
     return {
-        "ids": [message.id for message in messages],
-        "tokens": [message.token for message in messages],
+        "ids": f"{{{','.join([str(message.id) for message in messages])}}}",
+        "tokens": f"{{{','.join(tokens)}}}",
     }
 
 

@@ -351,7 +351,9 @@ NOTIFY = "SELECT pg_notify(%(channel)s, '')"
 # such bound), about: a compressed payload counts sixteen times what is stored. Unpacking all candidates
 # to measure them would cost more than the claim; PostgreSQL's compression does up to ninety times.
 # A CTE's rows come out as they went in, so what is in order is not sorted again: this is the most
-# frequent statement but for publishing, and half of its time was sorting and comparing.
+# frequent statement but for publishing, and half of its time was sorting and comparing. What is used
+# twice or locks is materialized without being told: psycopg parses a text of more than 4,096 characters
+# anew each time.
 # Locks: the candidates FOR UPDATE; rows that others hold are skipped, nobody waits. An exclusive
 # queue's row FOR SHARE, so that a change of its owner and a claim cannot pass each other unseen.
 # Index: django_pgqueue_item_claim_idx; the update changes none of its columns.
@@ -361,16 +363,16 @@ NOTIFY = "SELECT pg_notify(%(channel)s, '')"
 # and these, of nothing but the kind: "suspect" (%(suspects)s is false and one was met), "more" (not
 # all that was met was taken), "paused", "foreign" (another consumer owns the queue, or nobody).
 CLAIM = """
-WITH shared AS MATERIALIZED (
+WITH shared AS (
     SELECT name, max_deliveries
     FROM django_pgqueue_messagequeue
     WHERE name = %(name)s AND paused_at IS NULL AND NOT exclusive
-), owned AS MATERIALIZED (
+), owned AS (
     SELECT name, max_deliveries
     FROM django_pgqueue_messagequeue
     WHERE name = %(name)s AND paused_at IS NULL AND exclusive AND exclusive_consumer_id = %(consumer)s
     FOR SHARE
-), queue AS MATERIALIZED (
+), queue AS (
     SELECT * FROM shared
     UNION ALL
     SELECT * FROM owned
@@ -401,18 +403,18 @@ WITH shared AS MATERIALIZED (
           LIMIT %(limit)s
           FOR UPDATE OF item SKIP LOCKED) AS walk
     LIMIT (SELECT greatest(%(limit)s - count(*), (%(limit)s + 1) / 2) FROM due)
-), candidate AS MATERIALIZED (
+), candidate AS (
     SELECT id, delivery_count, lapsed, bytes, true AS is_due, row_number() OVER () AS place, random() AS tie
     FROM due
     UNION ALL
     SELECT id, delivery_count, lapsed, bytes, false, row_number() OVER (), random()
     FROM ready
-), fit AS MATERIALIZED (
+), fit AS (
     SELECT candidate.id, candidate.lapsed, candidate.is_due,
            sum(candidate.bytes) OVER (ORDER BY candidate.place, candidate.tie) - candidate.bytes AS bytes_before
     FROM candidate, queue
     WHERE candidate.delivery_count < queue.max_deliveries
-), chosen AS MATERIALIZED (
+), chosen AS (
     SELECT id, lapsed, is_due
     FROM fit
     WHERE lapsed = (%(suspects)s AND EXISTS (SELECT FROM fit WHERE lapsed))

@@ -241,6 +241,8 @@ def call(handler: Handler, messages: list[Message]) -> dict[int, BaseException]:
     One that hands out a coroutine or generator has not done its work: no ack for it.
     """
     result = handler.function(messages if handler.batch else messages[0])
+    if result is None:
+        return {}
     if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         if not inspect.isasyncgen(result):
             result.close()
