@@ -28,7 +28,7 @@ NESTING = (dict, list, tuple)
 # The same JSON for every publish path: one form to compare, to measure and to read in psql.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 # json.loads without its search for space.
-_scan = make_scanner(json.JSONDecoder())
+_scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # typeshed takes the factory for a class
 
 
 @dataclass(frozen=True, slots=True)
