@@ -6,7 +6,7 @@ messages: processor time of all its processes, write-ahead log, flushes of the l
 MultiXacts. Handling ends with a VACUUM, because the dead rows are part of the price. The client's
 processor time is not counted; it grows with the number of its machines and not with the server.
 
-Publishing is by Django's default, which plans each statement anew; one row has statements that are prepared.
+Sessions that publish prepare their statement after a while (unless they come through a pooler), and these do.
 
 There is no baseline: ``docs/capacity.md`` computes from these figures (``sizing.py``), with the
 assumptions that it states.
@@ -36,13 +36,9 @@ QUEUE = QUEUES[0]
 ONE = "publish, one publisher"
 TOGETHER = f"publish, {PUBLISHERS} publishers to one queue"
 APART = f"publish, {PUBLISHERS} publishers to {PUBLISHERS} queues"
-PREPARED = f"publish, {PUBLISHERS} publishers to one queue, prepared"
 MANY = f"publish_many, {BULK:,} a call"
 CONSUMER = "handled by consume_queues"
 BY_HAND = "claim and ack, one by one"
-
-# Django's options for prepared statements.
-PREPARED_OPTIONS = {"server_side_binding": True, "prepare_threshold": 5}
 
 # From PostgreSQL 18 on they are in pg_stat_io.
 FLUSHES = {
@@ -71,21 +67,16 @@ class Measured:
 
 def run(cluster: DevCluster, *, quick: bool) -> Report:
     """Measure what each way costs."""
-    from django.db import connections
-
     from django_pgqueue import Queue
 
     rounds, share = (1, 0.05) if quick else (5, 1.0)
     report = Report("capacity", "what does a message cost the server?", rounds)
-    default = connections.settings["default"]
-    connections.settings["prepared"] = {**default, "OPTIONS": {**default["OPTIONS"], **PREPARED_OPTIONS}}
     for name in QUEUES:
         Queue(name).declare()
     ways = {
         ONE: Way(4_000, partial(publish, [QUEUE])),
         TOGETHER: Way(8_000, partial(publish, [QUEUE] * PUBLISHERS)),
         APART: Way(8_000, partial(publish, QUEUES)),
-        PREPARED: Way(8_000, partial(publish, [QUEUE] * PUBLISHERS, using="prepared")),
         MANY: Way(60_000, publish_many),
         CONSUMER: Way(20_000, consume, publish_many),
         BY_HAND: Way(2_000, handle_by_hand, publish_many),
@@ -140,19 +131,19 @@ def flushes(connection: psycopg.Connection) -> float:
 # --- Ways -----------------------------------------------------------------------------------------
 
 
-def publish(queues: Sequence[str], count: int, *, using: str = "default") -> None:
+def publish(queues: Sequence[str], count: int) -> None:
     """Publish from a thread and session for each name, one by one, in autocommit."""
 
     def work(name: str) -> None:
-        from django.db import connections
+        from django.db import connection
 
         from django_pgqueue import Queue
 
-        queue = Queue(name, using=using)
+        queue = Queue(name)
         for _ in range(count // len(queues)):
             queue.publish(PAYLOAD)
         # Its end is when the session tells of what it did.
-        connections[using].close()
+        connection.close()
 
     threads = [threading.Thread(target=work, args=[name]) for name in queues]
     for thread in threads:

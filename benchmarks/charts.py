@@ -159,7 +159,7 @@ def lines(panel: Lines, x: float, y: float, width: float, colors: dict[str, str]
     right = x + width - 8 - max((width_of(part, LABEL, bold=True) for name in names for part in name), default=0)
     top, bottom = y + 30, y + panel.height - 34
     places = [place for line in drawn for place, _ in line.points]
-    to_x = scale(panel.x_ticks or places, left, right, logarithmic=bool(panel.x_ticks))
+    to_x = scale(panel.x_ticks or [0, *places], left, right, logarithmic=bool(panel.x_ticks))
     to_y = scale([0, ticks[-1]], bottom, top)
     if panel.span:
         start, end, what = panel.span
@@ -174,7 +174,7 @@ def lines(panel: Lines, x: float, y: float, width: float, colors: dict[str, str]
     yield text((left + right) / 2, bottom + 32, panel.x_label, colors["muted"], size=TICK, anchor="middle")
     for line in drawn:
         yield path([(to_x(place), to_y(value)) for place, value in line.points], colors[line.tone], line.tone)
-        if panel.x_ticks:
+        if panel.x_ticks or len(line.points) == 1:
             yield from (dot(to_x(place), to_y(value), colors[line.tone]) for place, value in line.points)
     ends = [to_y(line.points[-1][1]) for line in drawn]
     for line, name, middle in zip(drawn, names, apart(ends, [14 * len(name) for name in names], bottom), strict=True):

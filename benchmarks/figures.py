@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle, takewhile
 from typing import Any
 
@@ -22,10 +23,10 @@ Parts = dict[str, list[tuple[str, Mapping[str, Any]]]]
 BARS: Mapping[str, Mapping[str, bool]] = {
     "publish": {"messages/s": False, "lock wait %": False},
     "publish_one": {"of raw": False},
-    "wakeup": {"p50 ms": False, "p99 ms": False},
     "publish_many": {"messages/s": False},
     "notify": {"messages/s": False, "lock wait %": False},
-    "drain": {"messages/s": True},
+    "wakeup": {"p50 ms": False, "p99 ms": False},
+    "drain": {"messages/s": False},
     "stale": {"messages/s": False, "writes to the row a second": False},
 }
 
@@ -33,6 +34,7 @@ BARS: Mapping[str, Mapping[str, bool]] = {
 COURSES: Mapping[str, Sequence[str]] = {
     "growth": ("handled/s", "claim p95 ms", "dead rows", "table MB"),
     "memory": ("resident MB",),
+    "reaping": ("publish p99 ms", "reaper's memory MB"),
     "multixacts": ("member files MB", "oldest MultiXact of all databases, age"),
 }
 
@@ -74,7 +76,7 @@ WORDS: Mapping[str, str] = {
 # The first that fits a way's name decides its colour.
 COLORS = (
     ("old", re.compile(r"^ensure on every publish")),
-    ("limit", re.compile(r"\b(raw|without|plain)\b")),
+    ("limit", re.compile(r"\b(raw|without|plain|none|reaper held)\b")),
     ("ours", re.compile(r"\bours\b|\bQueue\.|consume_queues|django_pgqueue")),
 )
 
@@ -93,6 +95,8 @@ def charts(result: Result) -> list[Chart]:
         return [by_peer(result)]
     if name == "backlog":
         return [by_backlog(result)]
+    if name == "reaping":
+        return [by_run(result, run, found) for run, found in result["series"].items()]
     return [course(result)] if result.get("series") else []
 
 
@@ -184,6 +188,19 @@ def curve(result: Result, name: str, heading: str, ways: Iterable[tuple[str, Map
         counts = sorted({place for line in drawn for place, _ in line.points})
         panels.append(Lines(titled("", measure), drawn, "publishers", x_ticks=counts, top=top_of(measure)))
     return Chart(name, heading, alt(heading, panels), panels)
+
+
+def by_run(result: Result, run: str, found: Mapping[str, Any]) -> Chart:
+    """Return the course of one run, whose measures are named "measure, of what": those of one in one panel."""
+    series: dict[str, dict[str, Any]] = {}
+    for name, points in found.items():
+        measure, _, what = name.partition(", ")
+        series.setdefault(what or "reaper", {})[measure] = points
+    return replace(
+        course({**result, "series": series}),
+        name=slug(f"{result['benchmark']} {run}"),
+        title=f"Publishers beside {run}",
+    )
 
 
 def course(result: Result) -> Chart:

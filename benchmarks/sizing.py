@@ -141,7 +141,6 @@ def words(result: Mapping[str, Any]) -> dict[str, str]:
         "apart_multixacts": apart.multixacts,
         "together_cpu": 1e6 * single.session,
         "apart_cpu": 1e6 * apart.session,
-        "prepared_cpu": cpu[capacity.PREPARED],
         "by_hand_cpu": cpu[capacity.BY_HAND],
         "bulk": capacity.BULK,
         "publishers": capacity.PUBLISHERS,
