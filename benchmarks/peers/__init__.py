@@ -21,8 +21,26 @@ The same rules hold for all:
 * A killed worker: twenty messages are published to a worker whose handler never returns, a second worker
   takes what the first does not hold, and the first gets SIGKILL. The time until all that it held runs
   again, by the peer's own mechanism, set to about 30 seconds where it can be set; 90 seconds at most.
-* Two settings where they differ: the ordinary ones, and the best that the peer's documentation has.
+* A row for the ordinary settings and one for the best that the peer's documentation has, where they differ;
+  what does not depend on them stands in the first row, and the drain beside a snapshot in the last.
 
+How each is set up:
+
+* **raw psycopg**: our kind of table; INSERT, COPY, and a loop of LISTEN, claim and delete on one connection.
+* **django_pgqueue**: the defaults, `consume_queues` on one queue, handlers for one message and for batches of
+  100, acknowledged late (the default) and in the handler's transaction. Published one by one also with
+  Django's options for prepared statements, which it does not use by default.
+* **pgqueuer**: on asyncpg, under uvloop as its command line is; logged tables, with the settings for autovacuum
+  that `pgq autovac` makes; batch_size 10 (the default) and 100; a coroutine as entrypoint.
+* **procrastinate**: published by its synchronous connector; a coroutine as task; concurrency 1 and done jobs kept
+  (the defaults), concurrency 10 and done jobs deleted.
+* **django-tasks-db**: on Django 5.2; `db_worker` as it is, but without its random delay at the start and its lines
+  for each task. Nothing of it makes a drain faster; for wake-ups its interval is 1 s (the default) and 0.1 s.
+* **pgmq**: its SQL and its client for Python; a bare loop around read and delete, on a connection in autocommit.
+* **Celery**: on Redis without persistence, acknowledged early (the default), and on Redis with fsync on every
+  write, acknowledged late; in bulk by one pipeline of a producer.
+* **pg-boss**, **graphile-worker**: under Node.js, with tasks that are async functions; batches and notifications,
+  and the local queue, as named in the rows.
 """
 
 from __future__ import annotations

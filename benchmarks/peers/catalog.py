@@ -176,6 +176,7 @@ CELERY_IN_MEMORY = Peer(
     },
     service=partial(services.redis, appendfsync=None),
     on_postgresql=False,
+    targets={"one": 1, "many": 1, "drain": 1.5},
     guarantees=(
         "Not durable: Redis keeps nothing on disk. At most once for what runs, since a task is acknowledged before it"
         " starts (the default). Not part of the database's transaction: published after its commit a message may be"
@@ -200,6 +201,7 @@ CELERY_ON_DISK = Peer(
     recovery_settings={"timeout": "30"},
     service=partial(services.redis, appendfsync="always"),
     on_postgresql=False,
+    targets={"one": 1, "many": 1, "drain": 1.5},
     guarantees=(
         "Durable (appendfsync always), at least once (acks late). Not part of the database's transaction: published"
         " after its commit a message may be missing, before it, it may be of something that never was. A task that runs"
