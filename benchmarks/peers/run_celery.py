@@ -5,6 +5,7 @@ In bulk: kombu's batch of its producer, which sends 1,000 in one pipeline.
 """
 
 import os
+import sys
 import threading
 import time
 from typing import Any
@@ -49,6 +50,8 @@ class Publisher:
 def worker(
     mode: str, *, pool: str = "prefork", prefetch: str = "4", late: str = "", quiet: str = "", timeout: str = ""
 ) -> None:
+    # Its own words on starting and ending would go to stdout.
+    sys.stdout = sys.__stdout__ = sys.stderr
     start_worker(mode)
     app.conf.task_acks_late = bool(late)
     if timeout:
