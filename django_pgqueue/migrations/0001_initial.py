@@ -42,8 +42,10 @@ DROP FUNCTION django_pgqueue_orphan_messages();
 """
 
 # Every publish locks the queue's row, concurrent ones with a MultiXact, so the queue table (a few
-# rows) is vacuumed and frozen early and often. Messages come and go: their table is vacuumed after
-# thousands of dead rows and not after a fifth of it. A claim writes a second version of each row,
+# rows) is vacuumed and frozen early and often: it is never what holds back the space for MultiXacts
+# (others may: docs/benchmarks.md, T15). Messages come and go: their table is vacuumed after
+# thousands of dead rows and not after a fifth of it, and faster than the server's default, since
+# claims walk over what is dead. A claim writes a second version of each row,
 # mostly of all rows of a page at once: with half of each page free they stay on the page, the
 # indexes are left alone, and the table grows no larger than it would otherwise.
 STORAGE = """
@@ -52,10 +54,12 @@ ALTER TABLE django_pgqueue_messagequeue SET (
     autovacuum_vacuum_threshold = 50,
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_multixact_freeze_max_age = 10000000,
-    autovacuum_multixact_freeze_min_age = 0
+    autovacuum_multixact_freeze_min_age = 0,
+    autovacuum_multixact_freeze_table_age = 0
 );
 ALTER TABLE django_pgqueue_messagequeueitem SET (
     fillfactor = 50,
+    autovacuum_vacuum_cost_limit = 2000,
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_analyze_threshold = 5000,

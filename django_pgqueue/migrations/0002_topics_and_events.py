@@ -3,6 +3,18 @@
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
+# Every publish to a topic locks the rows of its bindings, as every publish to a queue locks the queue's.
+STORAGE = """
+ALTER TABLE django_pgqueue_topicbinding SET (
+    fillfactor = 50,
+    autovacuum_vacuum_threshold = 50,
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_multixact_freeze_max_age = 10000000,
+    autovacuum_multixact_freeze_min_age = 0,
+    autovacuum_multixact_freeze_table_age = 0
+)
+"""
+
 
 class Migration(migrations.Migration):
     dependencies = [
@@ -112,4 +124,5 @@ class Migration(migrations.Migration):
             model_name="topicbody",
             index=models.Index(fields=["expires_at"], name="django_pgqueue_body_expiry_idx"),
         ),
+        migrations.RunSQL(STORAGE, migrations.RunSQL.noop),
     ]
