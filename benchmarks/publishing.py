@@ -115,10 +115,11 @@ HELD_OPEN = Part("held open 5 ms", 5)
 
 @dataclass(frozen=True)
 class Measured:
-    """One way in one round: publishes a second, share of lock wait, seconds that each took."""
+    """One way in one round: publishes a second, shares of lock wait (of all kinds, for rows), seconds each took."""
 
     rate: float
     lock_wait: float
+    row_wait: float
     latencies: list[float]
 
 
@@ -197,6 +198,7 @@ def by_pgbench(
     return Metered(
         float(rate[1]),
         lock_waits.share,
+        lock_waits.row_share,
         latencies,
         meter.cost.per(count),
         lost=1 - stored / count,
@@ -288,7 +290,7 @@ class Publishers:
                 START + seconds
             )
         latencies = [latency for latencies in found for latency in latencies]
-        return Measured(len(latencies) / seconds, lock_waits.share, latencies)
+        return Measured(len(latencies) / seconds, lock_waits.share, lock_waits.row_share, latencies)
 
 
 def set_up_process(barrier: Barrier) -> None:

@@ -52,19 +52,28 @@ class LockWaits(Sampler):
 
     def __init__(self, url: str) -> None:
         super().__init__(url, self._count, LOCK_WAIT_INTERVAL)
-        self._waiting = self._active = 0
+        self._waiting = self._for_rows = self._active = 0
 
     @property
     def share(self) -> float:
-        """Share of the database's time that was lock wait."""
+        """Share of the database's time that was lock wait, of whatever kind."""
         return self._waiting / self._active if self._active else 0.0
 
+    @property
+    def row_share(self) -> float:
+        """Share of it that was wait for a row, or for the transaction that has locked one."""
+        return self._for_rows / self._active if self._active else 0.0
+
     def _count(self, connection: Connection) -> None:
-        waiting, active = connection.execute(
-            "SELECT count(*) FILTER (WHERE wait_event_type = 'Lock'), count(*) FROM pg_stat_activity"
+        waiting, for_rows, active = connection.execute(
+            "SELECT count(*) FILTER (WHERE wait_event_type = 'Lock'),"
+            " count(*) FILTER (WHERE wait_event_type = 'Lock' AND wait_event IN ('tuple', 'transactionid')),"
+            " count(*)"
+            " FROM pg_stat_activity"
             " WHERE state = 'active' AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        ).fetchone() or (0, 0)
+        ).fetchone() or (0, 0, 0)
         self._waiting += waiting
+        self._for_rows += for_rows
         self._active += active
 
 
