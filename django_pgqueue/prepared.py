@@ -6,11 +6,13 @@ So what publishes runs by a cursor of psycopg's own: Django's costs as much agai
 messages into the statement, and its usual kind cannot prepare. After some uses of a connection it prepares.
 
 Nothing is prepared through a pooler, which may give each transaction another session of the server. And
-where something watches Django's cursors (a debug mode, a tracer, a test that counts) these are used.
+where something watches or changes Django's cursors (a debug mode, a tracer, a test that counts, an engine
+that sets the search path) these are used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -19,22 +21,62 @@ from weakref import WeakKeyDictionary
 import psycopg
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
+from psycopg import pq
+from psycopg._preparing import Key, Prepare, PrepareManager
+from psycopg._queries import PostgresQuery
+from psycopg.pq.abc import PGresult
 
 from django_pgqueue.loop import PREPARE_THRESHOLD, is_direct
+
+# A statement with one of these tags ends all prepared statements of the session.
+ENDING = (b"DISCARD ALL", b"DEALLOCATE ALL")
+NO_KEY: Key = (b"", ())
+
+# What makes a cursor in Django.
+CURSORS = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
 
 
 @dataclass(slots=True)
 class Hot:
-    """A cursor on a project's connection, and how often it was used."""
+    """How often a project's connection was used."""
 
-    cursor: psycopg.Cursor[Any]
     uses: int = 0
     #: Whether statements may be prepared. None: not asked yet.
-    is_direct: bool | None = None
+    may_prepare: bool | None = None
 
 
-# By psycopg's connection.
+# By psycopg's connection. Nothing in it may refer to the connection, or that would never be collected.
 _hot: WeakKeyDictionary[Any, Hot] = WeakKeyDictionary()
+
+
+class Prepared(PrepareManager):
+    """
+    What is prepared on a project's connection, where psycopg looks at our statements alone.
+
+    Its own takes no notice of what else ends them: a later publish would fail, and abort the caller's
+    transaction. And at each rollback it sends DEALLOCATE ALL, which ends what the project prepared.
+    """
+
+    def maybe_add_to_cache(self, query: PostgresQuery, prep: Prepare, name: bytes) -> Key | None:
+        # Without a key the result would not be looked at.
+        return super().maybe_add_to_cache(query, prep, name) or NO_KEY
+
+    def validate(self, key: Key, prep: Prepare, name: bytes, results: Sequence[PGresult]) -> None:
+        if any(result.command_status in ENDING for result in results):
+            self.forget()
+        elif key != NO_KEY:
+            super().validate(key, prep, name, results)
+
+    def clear(self) -> bool:
+        # Without a threshold of the project's all are ours: they outlive a rollback, and are planned anew
+        # when a table changes.
+        return self.prepare_threshold is not None and super().clear()
+
+    def forget(self) -> None:
+        """All were ended."""
+        self._names.clear()
+        self._counts.clear()
+        self._to_flush.clear()
 
 
 def fetch_ids(connection: BaseDatabaseWrapper, statement: str, params: dict[str, Any]) -> list[int]:
@@ -55,18 +97,32 @@ def fetch_ids(connection: BaseDatabaseWrapper, statement: str, params: dict[str,
 def _execute(raw: psycopg.Connection[Any], statement: str, params: dict[str, Any]) -> list[tuple[Any, ...]]:
     hot = _hot.get(raw)
     if hot is None:
-        hot = _hot[raw] = Hot(psycopg.Cursor(raw))
+        hot = _hot[raw] = Hot()
     hot.uses += 1
+    # Made each time: kept by a connection, it would keep that connection open.
+    cursor = psycopg.Cursor(raw)
     if hot.uses <= PREPARE_THRESHOLD:
         # A connection that is opened for a request and its few statements gains nothing.
-        return hot.cursor.execute(statement, params).fetchall()
-    if hot.is_direct is None:
-        hot.is_direct = is_direct(raw)
+        return cursor.execute(statement, params).fetchall()
+    if hot.may_prepare is None:
+        hot.may_prepare = is_direct(raw)
+        if hot.may_prepare:
+            prepared = Prepared()
+            vars(prepared).update(vars(raw._prepared))
+            raw._prepared = prepared
+    if not hot.may_prepare:
+        return cursor.execute(statement, params, prepare=False).fetchall()
     threshold = raw.prepare_threshold
     # Without a threshold psycopg prepares nothing, whatever it is told. The project's statements keep theirs.
-    raw.prepare_threshold = PREPARE_THRESHOLD if hot.is_direct else None
+    raw.prepare_threshold = PREPARE_THRESHOLD
     try:
-        return hot.cursor.execute(statement, params, prepare=hot.is_direct).fetchall()
+        return cursor.execute(statement, params, prepare=True).fetchall()
+    except psycopg.errors.InvalidSqlStatementName:
+        # Ended unseen, by a DO block say.
+        raw._prepared.forget()  # type: ignore[attr-defined]
+        if raw.info.transaction_status != pq.TransactionStatus.IDLE:
+            raise
+        return cursor.execute(statement, params, prepare=True).fetchall()
     finally:
         raw.prepare_threshold = threshold
 
@@ -74,10 +130,18 @@ def _execute(raw: psycopg.Connection[Any], statement: str, params: dict[str, Any
 def is_watched(connection: BaseDatabaseWrapper) -> bool:
     """Tell whether somebody counts, logs, traces or replaces what goes through Django's cursors."""
     execute = CursorWrapper.execute
+    raw = connection.connection
     return (
         bool(connection.execute_wrappers)
         or connection.queries_logged
-        or "cursor" in vars(connection)
+        or not vars(connection).keys().isdisjoint(CURSORS)
+        or not all(_is_django_s(getattr(type(connection), name)) for name in CURSORS)
         or type(execute) is not FunctionType
         or execute.__globals__["__name__"] != CursorWrapper.__module__
+        or type(raw) is not psycopg.Connection
+        or not raw.cursor_factory.__module__.startswith("django.")
     )
+
+
+def _is_django_s(function: Any) -> bool:
+    return type(function) is FunctionType and function.__globals__["__name__"].startswith("django.")
