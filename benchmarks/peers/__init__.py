@@ -27,14 +27,14 @@ The same rules hold for all:
 How each is set up:
 
 * **raw psycopg**: our kind of table; INSERT, COPY, and a loop of LISTEN, claim and delete on one connection.
-* **django_pgqueue**: the defaults, `consume_queues` on one queue, handlers for one message and for batches of
+* **django_pgqueue**: the defaults, ``consume_queues`` on one queue, handlers for one message and for batches of
   100, acknowledged late (the default) and in the handler's transaction. Published one by one also with
   Django's options for prepared statements, which it does not use by default.
 * **pgqueuer**: on asyncpg, under uvloop as its command line is; logged tables, with the settings for autovacuum
-  that `pgq autovac` makes; batch_size 10 (the default) and 100; a coroutine as entrypoint.
+  that ``pgq autovac`` makes; batch_size 10 (the default) and 100; a coroutine as entrypoint.
 * **procrastinate**: published by its synchronous connector; a coroutine as task; concurrency 1 and done jobs kept
   (the defaults), concurrency 10 and done jobs deleted.
-* **django-tasks-db**: on Django 5.2; `db_worker` as it is, but without its random delay at the start and its lines
+* **django-tasks-db**: on Django 5.2; ``db_worker`` as it is, but without its random delay at the start and its lines
   for each task. Nothing of it makes a drain faster; for wake-ups its interval is 1 s (the default) and 0.1 s.
 * **pgmq**: its SQL and its client for Python; a bare loop around read and delete, on a connection in autocommit.
 * **Celery**: on Redis without persistence, acknowledged early (the default), and on Redis with fsync on every
@@ -96,7 +96,7 @@ class Plan:
     patience: float
 
 
-FULL = Plan(5, 20_000, 60_000, 1.0, 2.5, 2, 120_000, 9.0, (3, 35), measuring.PATIENCE)
+FULL = Plan(5, 20_000, 60_000, 1.0, 2.0, 2, 120_000, 9.0, (3, 33), measuring.PATIENCE)
 QUICK = Plan(1, 2_000, 2_000, 0.2, 0.5, 1, 2_000, 0.5, (1, 3), 1.0)
 
 
