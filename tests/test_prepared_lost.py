@@ -11,17 +11,21 @@ from django.db.transaction import TransactionManagementError
 from django_pgqueue import Queue, QueueNotFound, signals
 from django_pgqueue.loop import PREPARE_THRESHOLD
 from tests.databases import alias
-from tests.support import connect, delete_queue, fetch, payloads, run_async
+from tests.support import connect, delete_queue, drop_connections, fetch, payloads, run_async
 from tests.test_prepared_publish import prepared_statements, publish_often, warm
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.fixture(autouse=True)
+def fresh_connection() -> None:
+    """No test inherits a connection that has been in use."""
+    drop_connections()
+
+
 @pytest.fixture
 def queue() -> Queue:
     """A queue that this thread's connection has prepared statements for."""
-    connection.close()
-    connection.close_pool()
     queue = Queue("work", auto_deleted=True)
     warm(queue)
     return queue
@@ -235,7 +239,7 @@ def test_a_closed_connection_inside_a_transaction_is_django_s_error(queue: Queue
 
 def test_health_checks_are_made() -> None:
     """With CONN_HEALTH_CHECKS the first statement of a request, a publish too, meets no dead connection."""
-    with alias("checked", CONN_HEALTH_CHECKS=True, CONN_MAX_AGE=None) as using:
+    with alias("checked", CONN_HEALTH_CHECKS=True, CONN_MAX_AGE=None, OPTIONS={"pool": None}) as using:
         queue = Queue("work", using=using)
         publish_often(queue)
         # What the end of a request does.

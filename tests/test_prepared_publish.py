@@ -14,7 +14,7 @@ from django_pgqueue import Queue, QueueNotFound, prepared
 from django_pgqueue.loop import PREPARE_THRESHOLD
 from tests.databases import alias
 from tests.pgbouncer import pgbouncer
-from tests.support import connect, fetch, in_threads, payloads
+from tests.support import connect, drop_connections, fetch, in_threads, payloads
 from tests.test_prepared import pooler
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -24,9 +24,8 @@ PREPARED = "SELECT statement FROM pg_prepared_statements WHERE NOT from_sql"
 
 @pytest.fixture(autouse=True)
 def fresh_connection() -> None:
-    """No test inherits a connection that is in use for long; a pool hands such ones on."""
-    connection.close()
-    connection.close_pool()
+    """No test inherits a connection that has been in use."""
+    drop_connections()
 
 
 def prepared_statements(using: str = "default") -> list[str]:
@@ -155,8 +154,7 @@ def test_a_closed_connection_is_forgotten() -> None:
     """A process that opens one for each request keeps none of them in memory."""
     publish_often(Queue("work"))
     raw = weakref.ref(connection.connection)
-    connection.close()
-    connection.close_pool()
+    drop_connections()
     gc.collect()
     assert raw() is None
 
