@@ -17,6 +17,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,11 @@ APART = f"publish, {PUBLISHERS} publishers to {PUBLISHERS} queues"
 MANY = f"publish_many, {BULK:,} a call"
 CONSUMER = "handled by consume_queues"
 BY_HAND = "claim and ack, one by one"
+
+DEADLINE = 30.0
+SESSIONS = """
+SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
 
 # From PostgreSQL 18 on they are in pg_stat_io.
 FLUSHES = {
@@ -67,12 +73,15 @@ class Measured:
 
 def run(cluster: DevCluster, *, quick: bool) -> Report:
     """Measure what each way costs."""
+    from django.db import connection
+
     from django_pgqueue import Queue
 
     rounds, share = (1, 0.05) if quick else (5, 1.0)
     report = Report("capacity", "what does a message cost the server?", rounds)
     for name in QUEUES:
         Queue(name).declare()
+    connection.close()
     ways = {
         ONE: Way(4_000, partial(publish, [QUEUE])),
         TOGETHER: Way(8_000, partial(publish, [QUEUE] * PUBLISHERS)),
@@ -111,15 +120,33 @@ def measure(cluster: DevCluster, way: Way, count: int) -> Measured:
         connection.execute(f"TRUNCATE {TABLE}")  # type: ignore[arg-type]
         way.make(count)
         connection.execute(f"VACUUM ANALYZE {TABLE}")  # type: ignore[arg-type]
+        wait_until_ended(connection, others=0)
         before = flushes(connection)
         with Meter(cluster) as meter:
             way.work(count)
+            # The meter has a session too.
+            wait_until_ended(connection, others=1)
         flushed = flushes(connection) - before
         sizes = table_figures(connection, TABLE)
         waiting = connection.execute(f"SELECT count(*) FROM {TABLE}").fetchone()  # type: ignore[arg-type]
     assert waiting in ((0,), (count,))
     stored = (sizes.table_bytes + sizes.index_bytes) / count if waiting == (count,) else 0
     return Measured(meter.cost.per(count), flushed / count, stored)
+
+
+def wait_until_ended(connection: psycopg.Connection, *, others: int) -> None:
+    """
+    Wait until no sessions but so many others are left.
+
+    What a session used is known once it has ended, and its processor time for certain once the server's main
+    process has taken note of it, which no statistics tell.
+    """
+    deadline = time.monotonic() + DEADLINE
+    while connection.execute(SESSIONS).fetchone() != (others,):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"sessions have not ended within {DEADLINE} s")
+        time.sleep(0.01)
+    time.sleep(0.1)
 
 
 def flushes(connection: psycopg.Connection) -> float:

@@ -22,8 +22,9 @@ MEASURED_CORES, DOUBLING = 2, 1.8
 PUBLISHERS = 64
 
 DAY = 86_400
-# When PostgreSQL vacuums a table on its own for the sake of its oldest ids, by default.
-FREEZE_XIDS, FREEZE_MULTIXACTS = 200e6, 400e6
+# When PostgreSQL vacuums tables on its own for the sake of old ids, by default: transactions, MultiXacts, and
+# half of the members that there can be.
+FREEZE_XIDS, FREEZE_MULTIXACTS, FREEZE_MEMBERS = 200e6, 400e6, 2**31
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Use:
     log_bytes: float
     transactions: float
     multixacts: float
+    members: float
     stored: float
     #: Whether each message is a commit of its own.
     one_by_one: bool
@@ -69,6 +71,7 @@ def use(result: Mapping[str, Any], published: str) -> Use:
         log_bytes=publish["WAL bytes"] + handle["WAL bytes"],
         transactions=publish["transactions"] + handle["transactions"],
         multixacts=publish["MultiXacts"] + handle["MultiXacts"],
+        members=publish["MultiXact members"] + handle["MultiXact members"],
         stored=publish["bytes while it waits"],
         one_by_one=published != capacity.MANY,
     )
@@ -177,8 +180,10 @@ def takes(message: Use) -> Iterator[dict[str, Any]]:
             "cores, of those measured": round(rate * message.cpu, 2),
             "log MB/s": round(rate * message.log_bytes / 1e6, 2),
             "log GB a day": rate * message.log_bytes * DAY / 1e9,
-            "days to a freezing vacuum: transactions": FREEZE_XIDS / (rate * message.transactions * DAY),
-            "the same: MultiXacts of the queue's row": FREEZE_MULTIXACTS / (rate * message.multixacts * DAY),
+            "days until tables are frozen: transactions": FREEZE_XIDS / (rate * message.transactions * DAY),
+            "days until frozen: MultiXacts": min(
+                FREEZE_MULTIXACTS / (rate * message.multixacts * DAY), FREEZE_MEMBERS / (rate * message.members * DAY)
+            ),
             "GB that wait after an hour without consumers": rate * message.stored * 3600 / 1e9,
         }
 
