@@ -42,13 +42,16 @@ def main() -> int:
     parser.add_argument("name", choices=[*NAMES, "all", "docs"])
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; the figures mean nothing")
     parser.add_argument("--output", type=Path, help="folder for the JSON file")
+    parser.add_argument("--only", metavar="WORD", help="of peers: those with it in their names, beside ours; not kept")
     options = parser.parse_args()
+    if options.only and options.name != "peers":
+        parser.error("--only is for peers")
     if options.name == "docs":
         docs.update(NAMES)
         return 0
     if options.name == "all":
         return run_all(quick=options.quick, output=options.output)
-    return run(options.name, quick=options.quick, output=options.output)
+    return run(options.name, quick=options.quick, output=options.output, only=options.only)
 
 
 def run_all(*, quick: bool, output: Path | None) -> int:
@@ -62,15 +65,15 @@ def run_all(*, quick: bool, output: Path | None) -> int:
     return int(bool(failed))
 
 
-def run(name: str, *, quick: bool, output: Path | None) -> int:
+def run(name: str, *, quick: bool, output: Path | None, only: str | None) -> int:
     """Run one benchmark."""
     benchmark = import_module(f"benchmarks.{name}")
     # What the question needs of its server beyond what all have.
     with harness.server(getattr(benchmark, "SERVER_OPTIONS", None)) as cluster:
-        report = benchmark.run(cluster, quick=quick)
+        report = benchmark.run(cluster, quick=quick, **({"only": only} if only else {}))
         result = report.as_dict(harness.machine(cluster), quick=quick)
     harness.print_result(result)
-    folder = output or (None if quick else harness.RESULTS)
+    folder = output or (None if quick or only else harness.RESULTS)
     if folder is not None:
         print(f"written to {harness.write(result, folder)}")
     return int(not quick and not all(target.met for target in report.targets))

@@ -46,6 +46,7 @@ How each is set up:
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -122,11 +123,11 @@ class Found:
         return max((rates for (_, processes), rates in self.drains.items() if processes == 1), key=median)
 
 
-def run(cluster: DevCluster, *, quick: bool) -> Report:
-    """Measure all peers, in turn."""
+def run(cluster: DevCluster, *, quick: bool, only: str = "") -> Report:
+    """Measure all peers, in turn; or those with ``only`` in their names, and ours."""
     plan = QUICK if quick else FULL
     report = Report("peers", "how does it compare with other queues?", plan.rounds)
-    commands, missing = installed([peer for peer in PEERS if peer.quick or not quick])
+    commands, missing = installed(chosen(quick=quick, only=only))
     if missing and not quick:
         raise Unavailable("; ".join(f"{name}: {reason}" for name, reason in missing.items()))
     with contextlib.ExitStack() as stack:
@@ -147,6 +148,15 @@ def run(cluster: DevCluster, *, quick: bool) -> Report:
     report.notes |= {name: f"not installed: {reason}" for name, reason in missing.items()}
     report.targets += targets({found.peer.name: found for found in all_found})
     return report
+
+
+def chosen(*, quick: bool, only: str) -> list[Peer]:
+    if not only:
+        return [peer for peer in PEERS if peer.quick or not quick]
+    found = [peer for peer in PEERS if only.casefold() in peer.name.casefold()]
+    if not found:
+        sys.exit(f"no peer has {only} in its name; there are {', '.join(peer.name for peer in PEERS)}")
+    return [OURS, *(peer for peer in found if peer is not OURS)]
 
 
 def installed(peers: Sequence[Peer]) -> tuple[list[tuple[Peer, list[str]]], dict[str, str]]:

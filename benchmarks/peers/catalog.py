@@ -156,6 +156,7 @@ PGMQ = Peer(
     },
     waking={"polling every 100 ms": {}, "polling every 10 ms": {"interval": "10"}, "NOTIFY": {"wait": "notify"}},
     polls={"polling every 100 ms": 0.1, "polling every 10 ms": 0.01},
+    quick=True,
     guarantees=(
         "Durable, at least once, part of the caller's transaction where it hands its connection in. A bare loop around"
         " read and delete, not a worker: no handlers that may fail, no limit of deliveries, nothing extends what runs"
@@ -169,6 +170,7 @@ CELERY_IN_MEMORY = Peer(
     name="Celery, Redis in memory",
     program="run_celery.py",
     interpreter=services.celery,
+    publishing={"": {}, "argsrepr given": {"argsrepr": "-"}},
     working={
         "prefork": {},
         "prefork, prefetch 128": {"prefetch": "128"},
@@ -193,6 +195,7 @@ CELERY_ON_DISK = Peer(
     name="Celery, Redis fsync always",
     program="run_celery.py",
     interpreter=services.celery,
+    publishing={"": {}, "argsrepr given": {"argsrepr": "-"}},
     working={
         "prefork, acks late": {"late": "yes"},
         "prefork, acks late, prefetch 128": {"late": "yes", "prefetch": "128"},

@@ -9,13 +9,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 import venv
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.harness import ROOT
 
 REQUIREMENTS = Path(__file__).parent / "requirements"
+
+# Peers are installed side by side, and some share an environment.
+_making: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
 class Unavailable(RuntimeError):
@@ -53,10 +58,11 @@ def made(name: str, requirements: Sequence[str], install: Callable[[Path], None]
     wanted = "".join((REQUIREMENTS / file).read_text() for file in requirements)
     # Written last, so that an installation that was broken off is done again.
     done = folder / "installed.txt"
-    if not done.exists() or done.read_text() != wanted:
-        venv.create(folder, clear=True)
-        install(folder)
-        done.write_text(wanted)
+    with _making[name]:
+        if not done.exists() or done.read_text() != wanted:
+            venv.create(folder, clear=True)
+            install(folder)
+            done.write_text(wanted)
     return folder
 
 
