@@ -383,6 +383,9 @@ class Consumer:
         is_suspect = bool(claim.messages) and claim.messages[0].suspect
         lane.suspects_in_row = lane.suspects_in_row + 1 if is_suspect else 0
         lane.suspect_waiting = claim.suspect_met
+        if is_suspect or claim.suspect_met or is_others_turn:
+            # What such a claim walked past, or left, may be below what it brought.
+            lane.mark.drop()
         for message in claim.messages:
             held = Held(message, before)
             lane.held[message.id] = held

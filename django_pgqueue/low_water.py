@@ -61,9 +61,10 @@ class LowWaterMark:
         if not self._is_slow:
             self.drop()
         elif walked is not None:
-            # Nothing is ready below; above there may be more of what was committed late.
-            self._seen.clear()
-            self._mark = walked[0] - 1
+            # Nothing is ready below now; above there may be more of what was committed late.
+            below = walked[0] - 1
+            self._mark = min(self._mark, below)
+            self._seen = deque(seen for seen in self._seen if seen[1] <= below)
 
     def drop(self) -> None:
         """Let the next claim look at all of the queue."""
