@@ -376,7 +376,8 @@ class DevCluster:
 
 def _remove_leftover(cluster: DevCluster) -> None:
     """Remove a throw-away cluster, unless it is in use or its server does not stop."""
-    with contextlib.suppress(BlockingIOError, DevDBError):
+    # Not found: its own process has removed it meanwhile.
+    with contextlib.suppress(BlockingIOError, FileNotFoundError, DevDBError):
         lock = _lock(cluster.home / "users.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             cluster.remove()

@@ -12,7 +12,6 @@ that sets the search path) these are used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -21,16 +20,13 @@ from weakref import WeakKeyDictionary
 import psycopg
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
-from psycopg import pq
-from psycopg._preparing import Key, Prepare, PrepareManager
-from psycopg._queries import PostgresQuery
-from psycopg.pq.abc import PGresult
+from psycopg.pq import TransactionStatus
 
 from django_pgqueue.loop import PREPARE_THRESHOLD, is_direct
 
-# A statement with one of these tags ends all prepared statements of the session.
-ENDING = (b"DISCARD ALL", b"DEALLOCATE ALL")
-NO_KEY: Key = (b"", ())
+# A threshold that no statement reaches. Without any, psycopg prepares nothing, whatever it is told, and takes
+# no notice of what ends prepared statements.
+NEVER = 2**31
 
 # What makes a cursor in Django.
 CURSORS = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
@@ -47,36 +43,6 @@ class Hot:
 
 # By psycopg's connection. Nothing in it may refer to the connection, or that would never be collected.
 _hot: WeakKeyDictionary[Any, Hot] = WeakKeyDictionary()
-
-
-class Prepared(PrepareManager):
-    """
-    What is prepared on a project's connection, where psycopg looks at our statements alone.
-
-    Its own takes no notice of what else ends them: a later publish would fail, and abort the caller's
-    transaction. And at each rollback it sends DEALLOCATE ALL, which ends what the project prepared.
-    """
-
-    def maybe_add_to_cache(self, query: PostgresQuery, prep: Prepare, name: bytes) -> Key | None:
-        # Without a key the result would not be looked at.
-        return super().maybe_add_to_cache(query, prep, name) or NO_KEY
-
-    def validate(self, key: Key, prep: Prepare, name: bytes, results: Sequence[PGresult]) -> None:
-        if any(result.command_status in ENDING for result in results):
-            self.forget()
-        elif key != NO_KEY:
-            super().validate(key, prep, name, results)
-
-    def clear(self) -> bool:
-        # Without a threshold of the project's all are ours: they outlive a rollback, and are planned anew
-        # when a table changes.
-        return self.prepare_threshold is not None and super().clear()
-
-    def forget(self) -> None:
-        """All were ended."""
-        self._names.clear()
-        self._counts.clear()
-        self._to_flush.clear()
 
 
 def fetch_ids(connection: BaseDatabaseWrapper, statement: str, params: dict[str, Any]) -> list[int]:
@@ -106,25 +72,18 @@ def _execute(raw: psycopg.Connection[Any], statement: str, params: dict[str, Any
         return cursor.execute(statement, params).fetchall()
     if hot.may_prepare is None:
         hot.may_prepare = is_direct(raw)
-        if hot.may_prepare:
-            prepared = Prepared()
-            vars(prepared).update(vars(raw._prepared))
-            raw._prepared = prepared
-    if not hot.may_prepare:
-        return cursor.execute(statement, params, prepare=False).fetchall()
-    threshold = raw.prepare_threshold
-    # Without a threshold psycopg prepares nothing, whatever it is told. The project's statements keep theirs.
-    raw.prepare_threshold = PREPARE_THRESHOLD
+        if hot.may_prepare and raw.prepare_threshold is None:
+            # The project's own statements stay unprepared.
+            raw.prepare_threshold = NEVER
     try:
-        return cursor.execute(statement, params, prepare=True).fetchall()
+        return cursor.execute(statement, params, prepare=hot.may_prepare).fetchall()
     except psycopg.errors.InvalidSqlStatementName:
-        # Ended unseen, by a DO block say.
-        raw._prepared.forget()  # type: ignore[attr-defined]
-        if raw.info.transaction_status != pq.TransactionStatus.IDLE:
+        # Ended where psycopg does not see it: by a DO block, say.
+        if raw.info.transaction_status != TransactionStatus.IDLE:
             raise
-        return cursor.execute(statement, params, prepare=True).fetchall()
-    finally:
-        raw.prepare_threshold = threshold
+        # This it sees, and forgets what it had prepared.
+        raw.execute("DEALLOCATE ALL")
+        return cursor.execute(statement, params, prepare=hot.may_prepare).fetchall()
 
 
 def is_watched(connection: BaseDatabaseWrapper) -> bool:
