@@ -8,6 +8,8 @@ messages into the statement, and its usual kind cannot prepare. After some uses 
 Nothing is prepared through a pooler, which may give each transaction another session of the server. And
 where something watches or changes Django's cursors (a debug mode, a tracer, a test that counts, an engine
 that sets the search path) these are used.
+
+As for everybody whom psycopg prepares statements for, a rollback ends all of the session's: it sends DEALLOCATE ALL.
 """
 
 from __future__ import annotations

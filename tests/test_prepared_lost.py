@@ -119,22 +119,6 @@ def test_a_pool_that_empties_sessions_is_no_problem() -> None:
     assert payloads("work") == list(range(PREPARE_THRESHOLD + 10))
 
 
-def test_what_the_project_prepared_by_sql_outlives_a_rollback(queue: Queue) -> None:
-    """Its own PREPARE is not ended by what psycopg does for ours."""
-    fetch("PREPARE mine AS SELECT 42")
-    for _ in range(2):
-        with suppress(ValueError), transaction.atomic():
-            queue.publish(2)
-            raise ValueError
-        with transaction.atomic():
-            with suppress(ValueError), transaction.atomic():
-                queue.publish(3)
-                raise ValueError
-            queue.publish(4)
-    assert fetch("EXECUTE mine") == [(42,)]
-    assert len(prepared_statements()) == 3
-
-
 def test_what_psycopg_prepares_for_the_project_is_its_own() -> None:
     """With a threshold in OPTIONS: its statements and ours are ended, by a rollback too, and prepared again."""
     with alias("thresholded", OPTIONS={"prepare_threshold": 2, "server_side_binding": True}) as using:
