@@ -16,6 +16,8 @@ them anew). "Just started" is a new session every five claims: nothing is prepar
 Identity values begin at a million, so that those of the warm-up and of the backlog are of the same type to
 psycopg, and the prepared statement is the same.
 
+Each claim looks at all of the queue: none begins behind a low-water mark, as a busy consumer's do.
+
 The last rows are for information, not judged: what stands at the head of a queue of 10,000 and is passed by each
 claim. A million leased messages are what 10,000 consumers with a prefetch of 100 hold. Expired ones stand there
 until ``reap_queues`` comes. Dead index entries, of deleted rows, stand there until a scan that may meets them
@@ -36,7 +38,7 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql as names
 
-from benchmarks.harness import PAYLOAD, Report, Spread, Target, interleaved, percentile, ratio
+from benchmarks.harness import PAYLOAD, Report, Spread, Target, interleaved, percentile
 from django_pgqueue.devdb import DevCluster
 
 ITEM = "django_pgqueue_messagequeueitem"
@@ -73,6 +75,8 @@ Fill = Callable[["Place", int], None]
 
 EMPTIED, FRESH = "of the emptied table", "fresh"
 LONG_RUNNING, JUST_STARTED = "long-running", "just started"
+# The column of what is judged.
+RATIO = "claim p99, of the baseline's"
 LEASE = 60.0
 # As a consumer's claims have it.
 CLAIM_BYTES = 8 * 1024 * 1024
@@ -98,7 +102,7 @@ class Scale:
     claims: Mapping[int, int]
 
 
-FULL = Scale(1_000_000, 10_000, 100_000, 1_000, 5, {10: 200, 100: 50})
+FULL = Scale(1_000_000, 10_000, 100_000, 1_000, 5, {10: 150, 100: 60})
 QUICK = Scale(10_000, 1_000, 2_000, 20, 1, {10: 10, 100: 5})
 
 
@@ -371,13 +375,13 @@ def add(report: Report, baseline: str, statistics: str, found: dict[str, dict[Wa
     for title, ways in found.items():
         for way, timings in ways.items():
             is_baseline = title == baseline
-            shown = row(title, FRESH if is_baseline else statistics, way, timings)
-            ratios = ratio(p99_of_claims(timings), p99_of_claims(found[baseline][way]))
+            shown = row(*((f"{title} (baseline)", FRESH) if is_baseline else (title, statistics)), way, timings)
+            times = p99_of_all(timings) / p99_of_all(found[baseline][way])
             if not is_baseline:
                 consumer, size = way
-                shown["claim p99, of the baseline's"] = ratios
+                shown[RATIO] = times
                 what = f"T10: {title}, statistics {statistics}, {consumer}, claims of {size}: p99 / baseline"
-                report.targets.append(Target(what, ratios, "<=", 2))
+                report.targets.append(Target(what, times, "<=", 2))
             report.rows.append(shown)
 
 
@@ -389,8 +393,8 @@ def row(title: str, statistics: str, way: Way, timings: list[Timings]) -> dict[s
         "consumer": consumer,
         "of": size,
         "claim p50 ms": Spread.of([percentile(one.claim, 50) for one in timings]),
-        "claim p99 ms": Spread.of(p99_of_claims(timings)),
-        "claim p99, of the baseline's": "",
+        "claim p99 ms": Spread.of([percentile(one.claim, 99) for one in timings]),
+        RATIO: "",
         "highest ms": max(max(one.claim) for one in timings),
         "ack p99 ms": Spread.of([percentile(one.ack, 99) for one in timings]),
         "extend p99 ms": Spread.of([percentile(one.extend, 99) for one in timings]),
@@ -398,5 +402,6 @@ def row(title: str, statistics: str, way: Way, timings: list[Timings]) -> dict[s
     }
 
 
-def p99_of_claims(timings: list[Timings]) -> list[float]:
-    return [percentile(one.claim, 99) for one in timings]
+def p99_of_all(timings: list[Timings]) -> float:
+    """Return the 99th percentile over all rounds: of one round's claims of 100 it is the slowest."""
+    return percentile([value for one in timings for value in one.claim], 99)
