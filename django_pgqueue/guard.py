@@ -73,6 +73,11 @@ class ConnectionGuard:
         """Connections may have died: the database was away, or they were idle for a while."""
         return outages != self._outages or time.monotonic() - self._used > CONNECTION_IDLE
 
+    @property
+    def has_open(self) -> bool:
+        """Whether any connection is open: else no handler has done anything to one. May be asked in any thread."""
+        return any(connection.connection is not None for connection in self._connections.values())
+
     def before(self, outages: int) -> None:
         """Drop connections that died."""
         is_needed = self.is_needed(outages)

@@ -191,11 +191,12 @@ class Workers:
 
     async def _work_lane_async(self, lane: Lane, guard: ConnectionGuard) -> None:
         while batch := await self._take_async(lane):
-            if guard.is_needed(self.outages):
+            if guard.has_open and guard.is_needed(self.outages):
                 await sync_to_async(guard.before)(self.outages)
             started = start(lane, batch)
             outcomes = await self._async_handle_of(lane)(lane, [held.message for held in started]) if started else []
-            if await sync_to_async(guard.after)():
+            # To another thread and back takes longer than a short handler.
+            if guard.has_open and await sync_to_async(guard.after)():
                 outcomes = self._left_open(lane, started, outcomes)
             self._finish(lane, batch, started, outcomes)
 
