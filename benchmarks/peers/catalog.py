@@ -222,8 +222,13 @@ PG_BOSS = Peer(
     interpreter=partial(environments.node, "pg-boss"),
     working={
         "batch 100, polls": {"batch": "100"},
-        "batch 100, notified": {"batch": "100", "notify": "yes"},
         "batch 1,000, notified": {"batch": "1000", "notify": "yes", "poll": "0.5"},
+        "batch 1,000, localConcurrency 4, notified": {
+            "batch": "1000",
+            "concurrency": "4",
+            "notify": "yes",
+            "poll": "0.5",
+        },
     },
     waking={"polling every 0.5 s": {"poll": "0.5"}, "notified": {"notify": "yes"}},
     polls={"polling every 0.5 s": 0.5},

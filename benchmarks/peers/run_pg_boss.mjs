@@ -36,7 +36,7 @@ async function publisher() {
   };
 }
 
-async function worker({ notify, supervise = 60, batch = 1, poll = 2 }) {
+async function worker({ notify, supervise = 60, batch = 1, poll = 2, concurrency = 1 }) {
   const boss = await connect({
     useListenNotify: Boolean(notify),
     superviseIntervalSeconds: Number(supervise),
@@ -46,7 +46,12 @@ async function worker({ notify, supervise = 60, batch = 1, poll = 2 }) {
     await boss.stop();
     process.exit(0);
   });
-  const options = { batchSize: Number(batch), pollingIntervalSeconds: Number(poll), burstWhenBatchFull: true };
+  const options = {
+    batchSize: Number(batch),
+    localConcurrency: Number(concurrency),
+    pollingIntervalSeconds: Number(poll),
+    burstWhenBatchFull: true,
+  };
   return () => boss.work(QUEUE, options, (jobs) => handled(...jobs.map((job) => job.data)));
 }
 
