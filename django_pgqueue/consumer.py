@@ -386,12 +386,7 @@ class Consumer:
         if is_suspect or claim.suspect_met or is_others_turn:
             # What such a claim walked past, or left, may be below what it brought.
             lane.mark.drop()
-        for message in claim.messages:
-            held = Held(message, before)
-            lane.held[message.id] = held
-            if is_suspect:
-                self._solo = lane, held
-            lane.put(held)
+        self._hold(lane, claim.messages, before)
         if self._is_inline:
             self._workers.work_inline(lane)
         is_more = is_suspect or claim.suspect_met or is_others_turn or claim.more or len(claim.messages) >= room
@@ -400,6 +395,14 @@ class Consumer:
             lane.mark.drop()
             is_more = True
         self._plan_look(lane, claim, is_more=is_more)
+
+    def _hold(self, lane: Lane, messages: Sequence[Message], claimed: float) -> None:
+        for message in messages:
+            held = Held(message, claimed)
+            lane.held[message.id] = held
+            if message.suspect:
+                self._solo = lane, held
+            lane.put(held)
 
     def _plan_look(self, lane: Lane, claim: services.Claim, *, is_more: bool) -> None:
         now = time.monotonic()
