@@ -93,7 +93,7 @@ class Scale:
     turn: float
 
 
-FULL = Scale(10_000, 1_000_000, 1_000_000, 4.0)
+FULL = Scale(10_000, 1_000_000, 1_000_000, 2.0)
 QUICK = Scale(500, 50_000, 5_000, 1.0)
 
 
