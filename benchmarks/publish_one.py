@@ -4,10 +4,8 @@ What does ``Queue.publish`` add to its one statement? One process, one message a
 The baseline is the same INSERT by raw psycopg, prepared, of the same dict. In autocommit, and in a
 transaction: ``atomic()`` beside raw BEGIN, INSERT and COMMIT.
 
-Django does not prepare statements unless its ``OPTIONS`` say so (a transaction pooler may not be
-able to), and planning the statement anew each time costs about as much as running it. So there are
-two rows for ``Queue.publish``: by Django's default, and prepared. The row of Django's cursor is the
-same statement by hand, by Django's default: what lies between is the package's own.
+Django's settings are its defaults: its own cursor prepares nothing then, and planning the statement anew
+each time costs about as much as running it. The row of Django's cursor is the same statement by hand.
 
 The round trips are counted in libpq's trace of the protocol: the server ends its answer to each
 with ReadyForQuery.
@@ -31,11 +29,7 @@ from django_pgqueue.devdb import DevCluster
 
 QUEUE = "benchmark"
 RAW, CURSOR = "raw psycopg, prepared", "Django's cursor"
-OURS, OURS_PREPARED = "Queue.publish", "Queue.publish, prepared"
-
-# Django's options for prepared statements, and the alias that has them.
-PREPARED = {"server_side_binding": True, "prepare_threshold": 5}
-ALIASES = {OURS: "default", OURS_PREPARED: "prepared"}
+OURS = "Queue.publish"
 
 # So many are published with the protocol traced.
 TRACED = 100
@@ -45,20 +39,15 @@ Way = Callable[[], object]
 
 def run(cluster: DevCluster, *, quick: bool) -> Report:
     """Measure each way in both kinds of transaction, and count round trips."""
-    from django.db import connections
+    from django.db import connection
 
     from django_pgqueue import Queue
     from django_pgqueue.conf import settings
 
     rounds, count = (2, 50) if quick else (101, 80)
     report = Report("publish_one", "what does Queue.publish add to its one statement?", rounds)
-    default = connections.settings["default"]
-    connections.settings["prepared"] = {**default, "OPTIONS": {**default["OPTIONS"], **PREPARED}}
     Queue(QUEUE).declare()
     with psycopg.connect(cluster.url, autocommit=True) as raw:
-        pgconns = {RAW: lambda: raw.pgconn} | {
-            way: lambda alias=alias: connections[alias].connection.pgconn for way, alias in ALIASES.items()
-        }
         for target, part, ways in (
             ("T3", "autocommit", in_autocommit(raw)),
             ("T4", "in a transaction", in_transactions(raw)),
@@ -67,7 +56,8 @@ def run(cluster: DevCluster, *, quick: bool) -> Report:
                 repeat(way, 20)
             rates = interleaved({name: lambda way=way: repeat(way, count) for name, way in ways.items()}, rounds)
             against = {name: ratio(rates[name], rates[RAW]) for name in ways}
-            trips = {name: round_trips(pgconn(), ways[name]) for name, pgconn in pgconns.items()}
+            pgconns = {RAW: raw.pgconn, OURS: connection.connection.pgconn}
+            trips = {name: round_trips(pgconn, ways[name]) for name, pgconn in pgconns.items()}
             report.rows += [
                 {
                     "one publish": part,
@@ -78,16 +68,13 @@ def run(cluster: DevCluster, *, quick: bool) -> Report:
                 }
                 for name in ways
             ]
-            for name in ALIASES:
-                # A wake-up for each NOTIFY_INTERVAL, one more for the fraction, and one refresh of the queue.
-                most = trips[name].seconds // settings.NOTIFY_INTERVAL + 2
-                beyond = trips[name].count - trips[RAW].count
-                report.targets += [
-                    Target(f"{target}: {part}: {name} / raw psycopg", against[name], ">=", 0.85),
-                    Target(f"{target}: {part}: {name}: round trips of {TRACED} beyond raw", beyond, "<=", most),
-                ]
-            own = ratio(rates[OURS], rates[CURSOR])
-            report.targets.append(Target(f"{target}: {part}: {OURS} / {CURSOR}", own, ">=", 0.85))
+            # A wake-up for each NOTIFY_INTERVAL, one more for the fraction, and one refresh of the queue.
+            most = trips[OURS].seconds // settings.NOTIFY_INTERVAL + 2
+            beyond = trips[OURS].count - trips[RAW].count
+            report.targets += [
+                Target(f"{target}: {part}: {OURS} / raw psycopg", against[OURS], ">=", 0.85),
+                Target(f"{target}: {part}: round trips of {TRACED} beyond raw", beyond, "<=", most),
+            ]
     report.targets.append(Target("T4: in a transaction: round trips until its COMMIT", until_commit(), "<=", 2))
     return report
 
@@ -102,12 +89,11 @@ def in_autocommit(raw: psycopg.Connection[Any]) -> dict[str, Way]:
             cursor.execute(sql.PUBLISH, params())
             cursor.fetchone()
 
-    queues = {way: Queue(QUEUE, using=alias) for way, alias in ALIASES.items()}
+    queue = Queue(QUEUE)
     return {
         RAW: lambda: raw.execute(sql.PUBLISH, params(), prepare=True).fetchone(),
         CURSOR: by_cursor,
-        OURS: lambda: queues[OURS].publish(PAYLOAD),
-        OURS_PREPARED: lambda: queues[OURS_PREPARED].publish(PAYLOAD),
+        OURS: lambda: queue.publish(PAYLOAD),
     }
 
 
@@ -126,17 +112,13 @@ def in_transactions(raw: psycopg.Connection[Any]) -> dict[str, Way]:
             cursor.execute(sql.PUBLISH_IF_QUEUE, params())
             cursor.fetchone()
 
-    def by_queue(queue: Queue) -> None:
-        with transaction.atomic(using=queue.using):
+    queue = Queue(QUEUE)
+
+    def by_queue() -> None:
+        with transaction.atomic():
             queue.publish(PAYLOAD)
 
-    queues = {way: Queue(QUEUE, using=alias) for way, alias in ALIASES.items()}
-    return {
-        RAW: by_raw,
-        CURSOR: by_cursor,
-        OURS: lambda: by_queue(queues[OURS]),
-        OURS_PREPARED: lambda: by_queue(queues[OURS_PREPARED]),
-    }
+    return {RAW: by_raw, CURSOR: by_cursor, OURS: by_queue}
 
 
 def params() -> dict[str, Any]:
