@@ -15,6 +15,7 @@ As for everybody whom psycopg prepares statements for, a rollback ends all of th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,9 +27,8 @@ from psycopg.pq import TransactionStatus
 
 from django_pgqueue.loop import PREPARE_THRESHOLD, is_direct
 
-# A threshold that no statement reaches. Without any, psycopg prepares nothing, whatever it is told, and takes
-# no notice of what ends prepared statements.
-NEVER = 2**31
+# Statements with these tags end all that is prepared in the session.
+ENDING = ("DISCARD ALL", "DEALLOCATE ALL")
 
 # What makes a cursor in Django.
 CURSORS = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
@@ -74,18 +74,48 @@ def _execute(raw: psycopg.Connection[Any], statement: str, params: dict[str, Any
         return cursor.execute(statement, params).fetchall()
     if hot.may_prepare is None:
         hot.may_prepare = is_direct(raw)
-        if hot.may_prepare and raw.prepare_threshold is None:
-            # The project's own statements stay unprepared.
-            raw.prepare_threshold = NEVER
+        if hot.may_prepare:
+            factory: Any = raw.cursor_factory
+            raw.cursor_factory = _noticing(factory)
+    threshold = raw.prepare_threshold
+    # Without a threshold psycopg prepares nothing, whatever it is told. The project's statements keep theirs: with
+    # one that none reaches it would remember the text of a hundred of them.
+    raw.prepare_threshold = PREPARE_THRESHOLD if hot.may_prepare else None
     try:
         return cursor.execute(statement, params, prepare=hot.may_prepare).fetchall()
     except psycopg.errors.InvalidSqlStatementName:
-        # Ended where psycopg does not see it: by a DO block, say.
+        # Ended where nobody sees it: by a DO block, say.
         if raw.info.transaction_status != TransactionStatus.IDLE:
             raise
-        # This it sees, and forgets what it had prepared.
-        raw.execute("DEALLOCATE ALL")
+        _forget(raw)
         return cursor.execute(statement, params, prepare=hot.may_prepare).fetchall()
+    finally:
+        raw.prepare_threshold = threshold
+
+
+@lru_cache
+def _noticing(factory: Any) -> Any:
+    """
+    Return a class of cursors that sees to what the project's statements end.
+
+    psycopg does not where it does not prepare them, nor always where it does: a later publish would fail,
+    and abort the caller's transaction.
+    """
+
+    class Noticing(factory):  # type: ignore[misc]
+        def execute(self, *args: Any, **kwargs: Any) -> Any:
+            done = super().execute(*args, **kwargs)
+            if self.statusmessage in ENDING:
+                _forget(self.connection)
+            return done
+
+    return Noticing
+
+
+def _forget(raw: psycopg.Connection[Any]) -> None:
+    """Let psycopg forget what it has prepared, which each rollback does, inside a transaction too."""
+    with raw.transaction(force_rollback=True):
+        pass
 
 
 def is_watched(connection: BaseDatabaseWrapper) -> bool:
@@ -100,7 +130,7 @@ def is_watched(connection: BaseDatabaseWrapper) -> bool:
         or type(execute) is not FunctionType
         or execute.__globals__["__name__"] != CursorWrapper.__module__
         or type(raw) is not psycopg.Connection
-        or not raw.cursor_factory.__module__.startswith("django.")
+        or not raw.cursor_factory.__module__.startswith(("django.", __name__))
     )
 
 

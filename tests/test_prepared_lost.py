@@ -1,7 +1,7 @@
 """What ends, breaks or changes a connection with prepared statements: the next publish works, or fails as Django's."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -64,6 +64,25 @@ def test_publishing_survives_what_ends_prepared_statements(
         queue.publish_many([5])
     assert count() == before + 12
     assert prepared_statements()
+
+
+@pytest.mark.parametrize("statement", ["DISCARD ALL", "DEALLOCATE ALL"])
+@pytest.mark.parametrize("in_transaction", [False, True], ids=["autocommit", "atomic"])
+def test_each_request_may_begin_with_that(queue: Queue, statement: str, in_transaction: bool) -> None:
+    """Also where some of them end with a rollback, which ends prepared statements by itself."""
+    before = count()
+    for request in range(12):
+        fetch(statement)
+        with suppress(ValueError), transaction.atomic() if in_transaction else nullcontext():
+            queue.publish(2)
+            with suppress(ValueError), transaction.atomic():
+                queue.publish(3)
+                if request % 4 == 1:
+                    raise ValueError
+            if request % 4 == 2:
+                raise ValueError
+    rolled_back = 6 if in_transaction else 0
+    assert count() == before + 24 - 3 - rolled_back
 
 
 @pytest.mark.parametrize("run", [by_django, by_psycopg])

@@ -1,6 +1,7 @@
 """What publishes is prepared on a project's connection, where that is sound and nobody watches Django's cursors."""
 
 import gc
+import tracemalloc
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -63,12 +64,22 @@ def test_a_connection_that_publishes_often_prepares_it() -> None:
 
 
 def test_the_project_s_statements_are_not_prepared() -> None:
-    """What it runs a hundred times is planned each time as before."""
+    """Its threshold is what it was; what it runs a hundred times is planned each time, and not remembered."""
+    connection.ensure_connection()
+    threshold = connection.connection.prepare_threshold
     queue = Queue("work")
     warm(queue)
+    assert connection.connection.prepare_threshold == threshold
     for number in range(100):
         fetch("SELECT %s::int", [number])
     assert len(prepared_statements()) == 3
+    if threshold is None:
+        tracemalloc.start()
+        for number in range(20):
+            fetch("SELECT length(%s)", [f"{number}" + "x" * 1_000_000])
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert held < 5_000_000
 
 
 @pytest.mark.parametrize("failing", [False, True])
