@@ -104,7 +104,8 @@ def _noticing(factory: Any) -> Any:
 
     class Noticing(factory):  # type: ignore[misc]
         def execute(self, *args: Any, **kwargs: Any) -> Any:
-            done = super().execute(*args, **kwargs)
+            execute = super().execute
+            done = execute(*args, **kwargs)
             if self.statusmessage in ENDING:
                 _forget(self.connection)
             return done

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import mutants_letters, mutants_list, mutants_operating, mutants_topics
+from tests import mutants_letters, mutants_list, mutants_operating, mutants_speed, mutants_topics
 from tests.mutants_list import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,7 +91,7 @@ def main() -> int:
     options = parser.parse_args()
     mutants = [
         mutant
-        for module in (mutants_list, mutants_operating, mutants_topics, mutants_letters)
+        for module in (mutants_list, mutants_operating, mutants_topics, mutants_letters, mutants_speed)
         for mutant in module.MUTANTS
         if not options.words or any(word in f"{mutant.promise} {mutant.change}" for word in options.words)
     ]
