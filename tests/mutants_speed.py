@@ -34,7 +34,7 @@ MUTANTS = (
         "low_water.py",
         "            self._mark = min(self._mark, below)\n",
         "",
-        ("tests/test_low_water.py::test_many_that_are_committed_late_are_handled_at_once",),
+        ("tests/test_low_water.py::test_what_was_committed_late_is_walked_through_from_its_lowest_id",),
     ),
     Mutant(
         NOT_HIDDEN,
