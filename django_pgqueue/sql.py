@@ -975,11 +975,12 @@ WHERE (item.lease_expires_at > statement_timestamp()) IS NOT TRUE
 # Locks: the queue's row and its bindings FOR UPDATE. A publisher in flight, to the queue or to a topic,
 # holds KEY SHARE on one of them: skipped. (A topic's publisher locks bindings first and waits for the
 # queue: the reaper never waits, so the two cannot deadlock.)
+# The commit does not wait for the disk: a queue that a crash brings back is idle, and reaped again.
 # Index: the claim index. The foreign key's own search for messages is a statement that the server
-# plans once in a session; a plan from when the table was empty scans the table at every deletion,
-# so that this transaction wants it planned anew.
+# plans once in a session; a plan from when the table was empty would scan the table at every deletion,
+# so that this transaction wants no such plan.
 LOCK_IDLE_QUEUE = """
-SELECT name, set_config('plan_cache_mode', 'force_custom_plan', true)
+SELECT name, set_config('enable_seqscan', 'off', true), set_config('synchronous_commit', 'off', true)
 FROM django_pgqueue_messagequeue
 WHERE name = %(name)s
   AND auto_deleted

@@ -40,7 +40,7 @@ def test_the_messages_have_these_indexes_and_no_others():
     indexes = dict(fetch("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s", [ITEM]))
     assert {name: definition.partition(" btree ")[2] for name, definition in indexes.items()} == {
         f"{ITEM}_pkey": "(id)",
-        "django_pgqueue_item_claim_idx": "(queue_id, read_after, id)",
+        "django_pgqueue_item_claim_idx": "(queue_id, read_after, id) WHERE (queue_id IS NOT NULL)",
         "django_pgqueue_item_expiry_idx": "(expires_at) WHERE (expires_at IS NOT NULL)",
         "django_pgqueue_item_orphan_idx": "(orphaned_from, id) WHERE (orphaned_from IS NOT NULL)",
         "django_pgqueue_item_dead_idx": "(dead_lettered_from, id) WHERE (dead_lettered_from IS NOT NULL)",

@@ -10,7 +10,8 @@ import django_pgqueue.constraints
 # one update costs half of leaving the latter to the foreign key, which stays as the backstop. The
 # deleter holds the queue's row by then, so it has waited for every publisher with an open
 # transaction, and this statement's snapshot sees what they committed. It takes the messages in id
-# order, as whoever settles several of them does, so that the two cannot deadlock.
+# order, as whoever settles several of them does, so that the two cannot deadlock; "+ 0" because the
+# primary key has that order too, and would be walked where the planner believes the table to be empty.
 #
 # SECURITY DEFINER: whoever may delete queues needs no right on the messages. The path is fixed, and
 # the table is named by the schema of the queue table, whatever the deleter's path is.
@@ -21,7 +22,7 @@ AS $$
 BEGIN
     EXECUTE format(
         'WITH message AS MATERIALIZED (
-             SELECT id FROM %1$I.django_pgqueue_messagequeueitem WHERE queue_id = $1 ORDER BY id FOR UPDATE
+             SELECT id FROM %1$I.django_pgqueue_messagequeueitem WHERE queue_id = $1 ORDER BY id + 0 FOR UPDATE
          )
          UPDATE %1$I.django_pgqueue_messagequeueitem
          SET orphaned_from = queue_id, queue_id = NULL
@@ -206,7 +207,11 @@ class Migration(migrations.Migration):
             options={
                 "db_table": "django_pgqueue_messagequeueitem",
                 "indexes": [
-                    models.Index(fields=["queue", "read_after", "id"], name="django_pgqueue_item_claim_idx"),
+                    models.Index(
+                        condition=models.Q(("queue__isnull", False)),
+                        fields=["queue", "read_after", "id"],
+                        name="django_pgqueue_item_claim_idx",
+                    ),
                     models.Index(
                         condition=models.Q(("expires_at__isnull", False)),
                         fields=["expires_at"],

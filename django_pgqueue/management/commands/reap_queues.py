@@ -52,7 +52,8 @@ class Command(BaseCommand):
 
         if options["interval"] is None:
             try:
-                run_once()
+                with own_connection(using, "reaper"):
+                    run_once()
             except DatabaseError as error:
                 raise refusal(error) from error
             return
