@@ -15,6 +15,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.sql import Composable
 
 from django_pgqueue.loop import DATABASE_FAULTS
+from django_pgqueue.prepared import INDIFFERENT
 
 # Seconds after which a handler's idle connection is tested before it is used again.
 CONNECTION_IDLE = 1.0
@@ -133,6 +134,10 @@ class ConnectionGuard:
     def close(self) -> None:
         """Close this thread's connections."""
         connections.close_all()
+
+
+# What publishes changes nothing in the session. So handlers publish as everybody does.
+INDIFFERENT.add(ConnectionGuard._trace)
 
 
 def is_usable(connection: BaseDatabaseWrapper) -> bool:

@@ -30,6 +30,9 @@ from django_pgqueue.loop import PREPARE_THRESHOLD, is_direct
 # Statements with these tags end all that is prepared in the session.
 ENDING = ("DISCARD ALL", "DEALLOCATE ALL")
 
+# Functions that are wrapped around a connection's statements, and need not see those that publish.
+INDIFFERENT: set[Any] = set()
+
 # What makes a cursor in Django.
 CURSORS = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
 
@@ -124,7 +127,7 @@ def is_watched(connection: BaseDatabaseWrapper) -> bool:
     execute = CursorWrapper.execute
     raw = connection.connection
     return (
-        bool(connection.execute_wrappers)
+        any(getattr(wrapper, "__func__", wrapper) not in INDIFFERENT for wrapper in connection.execute_wrappers)
         or connection.queries_logged
         or not vars(connection).keys().isdisjoint(CURSORS)
         or not all(_is_django_s(getattr(type(connection), name)) for name in CURSORS)

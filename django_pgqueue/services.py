@@ -256,9 +256,9 @@ def _refuse_cycle(declaration: Declaration, using: str) -> None:
         raise ValueError(f"dead-letter queues must not lead back: {there}")
 
 
-def _refresh(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
+def _refresh(connection: BaseDatabaseWrapper, declaration: Declaration, key: tuple[str, str, str]) -> None:
     """Mark the queue as in use, at most once per DECLARE_TTL and without waiting; make it if gone."""
-    if _believed(_key(connection, declaration.name)):
+    if _believed(key):
         return
     with _own_cursor(connection) as cursor:
         cursor.execute(sql.REFRESH_QUEUE, {**declaration.params, "ttl": settings.DECLARE_TTL})
@@ -392,6 +392,7 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
     made again, or ``QueueNotFound`` is raised, as ``_heal`` decides.
     """
     connection = connections[using]
+    key = _key(connection, declaration.name)
     params = {
         "name": declaration.name,
         "payload": outgoing.payload,
@@ -400,22 +401,22 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
         "expires_in": outgoing.expires_in,
     }
     if not connection.get_autocommit():
-        believed = _believed(_key(connection, declaration.name))
+        believed = _believed(key)
         ids = fetch_ids(connection, sql.PUBLISH_IF_QUEUE, params)
         message_id = ids[0] if ids else _heal_and_publish(connection, declaration, params, believed=believed)
         _follow_commit(connection, declaration)
         return message_id
 
     _warn_of_other_transaction(connection)
-    _refresh(connection, declaration)
-    believed = _believed(_key(connection, declaration.name))
+    _refresh(connection, declaration, key)
+    believed = _believed(key)
     try:
         (message_id,) = fetch_ids(connection, sql.PUBLISH if declaration.durable else sql.PUBLISH_RELAXED, params)
     except IntegrityError as error:
         if not _is_missing_queue(error):
             raise
         message_id = _heal_and_publish(connection, declaration, params, believed=believed, error=error)
-    notify(declaration.name, using)
+    _notify(connection, declaration.name, key)
     return message_id
 
 
@@ -441,7 +442,7 @@ def publish_many(
     in_autocommit = connection.get_autocommit()
     if in_autocommit:
         _warn_of_other_transaction(connection)
-        _refresh(connection, declaration)
+        _refresh(connection, declaration, _key(connection, declaration.name))
     if in_autocommit and len(chunks) == 1 and declaration.durable:
         believed = _believed(_key(connection, declaration.name))
         ids = _publish_chunk(connection, params, chunks[0])
@@ -672,7 +673,8 @@ def _follow_commit(connection: BaseDatabaseWrapper, declaration: Declaration) ->
     # A plain function: a partial breaks robust hooks on Django 5.2.
     def refresh_and_notify() -> None:
         try:
-            _refresh(connections[using], declaration)
+            connection = connections[using]
+            _refresh(connection, declaration, _key(connection, declaration.name))
         except (DatabaseError, InterfaceError):
             logger.warning("queue not refreshed queue=%s", declaration.name, exc_info=True)
         notify(declaration.name, using)
@@ -684,14 +686,17 @@ def _follow_commit(connection: BaseDatabaseWrapper, declaration: Declaration) ->
 def notify(name: str, using: str) -> None:
     """Wake the consumers of a queue, at most once per NOTIFY_INTERVAL. Errors are only logged."""
     connection = connections[using]
-    key = _key(connection, name)
+    _notify(connection, name, _key(connection, name))
+
+
+def _notify(connection: BaseDatabaseWrapper, name: str, key: tuple[str, str, str]) -> None:
     now = time.monotonic()
     if now - _notified.get(key, -1e9) < settings.NOTIFY_INTERVAL:
         return
     # Stamped before it is sent, so that publishers in other threads don't send another meanwhile.
     _notified[key] = now
     try:
-        _run(using, sql.NOTIFY, channel=channel(name))
+        _run(connection.alias, sql.NOTIFY, channel=channel(name))
     except (DatabaseError, InterfaceError):
         # The message is committed, and a consumer that is not woken polls.
         _notified.pop(key, None)

@@ -46,7 +46,7 @@ MUTANTS = (
         "the refresh runs in the caller's transaction",
         "services.py",
         "        ids = fetch_ids(connection, sql.PUBLISH_IF_QUEUE",
-        "        _refresh(connection, declaration)\n        ids = fetch_ids(connection, sql.PUBLISH_IF_QUEUE",
+        "        _refresh(connection, declaration, key)\n        ids = fetch_ids(connection, sql.PUBLISH_IF_QUEUE",
         ("tests/test_publishing.py::test_sixteen_open_publishers_wait_for_no_lock",),
     ),
     Mutant(
@@ -255,7 +255,7 @@ MUTANTS = (
         IN_USE,
         "publishing does not refresh the queue",
         "services.py",
-        "    _warn_of_other_transaction(connection)\n    _refresh(connection, declaration)\n    believed",
+        "    _warn_of_other_transaction(connection)\n    _refresh(connection, declaration, key)\n    believed",
         "    _warn_of_other_transaction(connection)\n    believed",
         ("tests/test_declaring.py", "tests/test_reaper.py"),
     ),

@@ -155,7 +155,8 @@ MUTANTS = (
         PREPARED,
         "execute wrappers are passed by",
         "prepared.py",
-        "        bool(connection.execute_wrappers)\n        or connection",
+        '        any(getattr(wrapper, "__func__", wrapper) not in INDIFFERENT'
+        " for wrapper in connection.execute_wrappers)\n        or connection",
         "        connection",
         ("tests/test_prepared_publish.py::test_an_execute_wrapper_sees_each_publish",),
     ),

@@ -194,7 +194,7 @@ def test_a_wake_up_during_the_last_look_is_not_lost(slow_poll: None, monkeypatch
 
     monkeypatch.setattr(services, "look", look)
     # Heard through the line above alone.
-    monkeypatch.setattr(services, "notify", lambda name, using: None)
+    monkeypatch.setattr(services, "_notify", lambda *told: None)
     with consuming(consumer):
         wait_until(published.is_set)
         wait_until(lambda: seen == ["in between"], 5)

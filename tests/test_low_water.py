@@ -206,7 +206,7 @@ def test_it_is_found_also_where_nothing_else_comes(all_slow: None, starts: list[
         publish_until(queue, lambda: starts and starts[-1] > late)
         wait_until(lambda: payloads("q") == [])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(services, "notify", lambda name, using: None)
+            patch.setattr(services, "_notify", lambda *told: None)
             other.commit()
         wait_until(lambda: "late" in seen.at, 15)
 

@@ -11,7 +11,8 @@ from django.db import connection, connections, transaction
 from django.db.backends.utils import CursorWrapper
 from django.test.utils import CaptureQueriesContext
 
-from django_pgqueue import Queue, QueueNotFound, prepared
+from django_pgqueue import Message, Queue, QueueNotFound, prepared
+from django_pgqueue.consumer import Consumer
 from django_pgqueue.loop import PREPARE_THRESHOLD
 from tests.databases import alias
 from tests.pgbouncer import pgbouncer
@@ -322,3 +323,17 @@ def test_a_message_goes_where_the_search_path_points_now(tenants: list[str], set
             rows = admin.execute(f"SELECT payload FROM {name}.django_pgqueue_messagequeueitem ORDER BY id").fetchall()
             assert [payload for (payload,) in rows] == [[name, number] for number in range(3) for _ in range(2)]
     connection.close()
+
+
+def test_a_handler_publishes_prepared() -> None:
+    """What a worker's connections are watched for is the handler's doing, not what publishes."""
+    source, target = Queue("source"), Queue("target")
+    source.publish_many(range(PREPARE_THRESHOLD + 5))
+    names: list[Any] = []
+
+    def handle(message: Message) -> None:
+        target.publish(message.payload)
+        names.extend(prepared_statements())
+
+    Consumer([source.make_handler(handle)], drain=True).run()
+    assert names
