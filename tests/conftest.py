@@ -2,6 +2,7 @@
 
 import os
 import platform
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +29,10 @@ def versions() -> tuple[str, str, str]:
 
 
 def pytest_sessionstart() -> None:
-    """Stop a run that is not on the versions that the matrix means it to be on."""
+    """Stop a run that is not on the versions that the matrix means it to be on; let children end at SIGINT."""
+    # Ignored, as in what a shell runs in the background, it would be ignored by all children, and some are sent it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     expected = os.environ.get("PGQUEUE_EXPECT_VERSIONS", "").split()
     for found, prefix in zip(versions(), expected, strict=False):
         if not f"{found}.".startswith(f"{prefix}."):
