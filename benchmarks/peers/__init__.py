@@ -5,6 +5,7 @@ The other queues run beside ours on the same server, in turn, each in a database
 versions that ``benchmarks/peers/requirements/`` pins. Each is a program of its own in
 ``benchmarks/peers/`` (``run_NAME``), which uses the peer as its documentation shows and speaks a small protocol
 (``wire.py``). ``catalog.py`` has the settings and what each peer guarantees; the table's notes repeat it.
+``--only celery`` measures those with that in their names beside ours, also those that the quick form leaves out.
 
 The same rules hold for all:
 
