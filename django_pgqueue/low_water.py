@@ -17,7 +17,7 @@ from collections import deque
 
 # A claim was slow if it took more seconds than this, and so many for each message that it brought.
 SLOW = 0.003
-SLOW_EACH = 0.0002
+SLOW_EACH = 0.00005
 
 # The mark is so many seconds old: a publisher that commits within them is never left out.
 TRAIL = 0.25
