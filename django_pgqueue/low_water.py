@@ -56,11 +56,12 @@ class LowWaterMark:
 
     def _looked_at_all(self, began: float, ended: float, count: int, walked: tuple[int, int] | None) -> None:
         took = ended - began
-        self._is_slow = took > SLOW + SLOW_EACH * count
-        self.look_back_at = ended + max(LOOK_BACK, took / LOOK_BACK_SHARE) if self._is_slow else math.inf
-        if not self._is_slow:
+        if took <= SLOW + SLOW_EACH * count:
             self.drop()
-        elif walked is not None:
+            return
+        self._is_slow = True
+        self.look_back_at = ended + max(LOOK_BACK, took / LOOK_BACK_SHARE)
+        if walked is not None:
             # Nothing is ready below now; above there may be more of what was committed late.
             below = walked[0] - 1
             self._mark = min(self._mark, below)

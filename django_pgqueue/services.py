@@ -799,8 +799,8 @@ def _clock(connection: BaseDatabaseWrapper) -> Callable[[float], datetime]:
     @lru_cache(maxsize=2)
     def time_of(seconds: float) -> datetime:
         # A row that somebody's SQL dated "infinity" must be readable too, with a day to spare for time zones.
-        time = datetime.fromtimestamp(min(max(seconds, EARLIEST), LATEST), zone)
-        return time.replace(tzinfo=None) if is_naive else time
+        moment = datetime.fromtimestamp(min(max(seconds, EARLIEST), LATEST), zone)
+        return moment.replace(tzinfo=None) if is_naive else moment
 
     return time_of
 
