@@ -5,7 +5,8 @@ The baseline is the same INSERT by raw psycopg, prepared, of the same dict. In a
 transaction: ``atomic()`` beside raw BEGIN, INSERT and COMMIT.
 
 Django's settings are its defaults: its own cursor prepares nothing then, and planning the statement anew
-each time costs about as much as running it. The row of Django's cursor is the same statement by hand.
+each time costs about as much as running it. The row of Django's cursor is the same statement by hand. In a
+transaction one more row is the baseline's cursor inside ``atomic()``: what that costs by itself.
 
 The round trips are counted in libpq's trace of the protocol: the server ends its answer to each
 with ReadyForQuery.
@@ -29,6 +30,7 @@ from django_pgqueue.devdb import DevCluster
 
 QUEUE = "benchmark"
 RAW, CURSOR = "raw psycopg, prepared", "Django's cursor"
+RAW_IN_ATOMIC = "raw psycopg, prepared, inside atomic()"
 OURS = "Queue.publish"
 
 # So many are published with the protocol traced.
@@ -98,7 +100,7 @@ def in_autocommit(raw: psycopg.Connection[Any]) -> dict[str, Way]:
 
 
 def in_transactions(raw: psycopg.Connection[Any]) -> dict[str, Way]:
-    from django.db import connection, transaction
+    from django.db import connection, connections, transaction
 
     from django_pgqueue import Queue
 
@@ -112,13 +114,21 @@ def in_transactions(raw: psycopg.Connection[Any]) -> dict[str, Way]:
             cursor.execute(sql.PUBLISH_IF_QUEUE, params())
             cursor.fetchone()
 
+    # Django lets psycopg prepare nothing unless it is told to.
+    default = connections.settings["default"]
+    connections.settings["prepared"] = {**default, "OPTIONS": {**default["OPTIONS"], "prepare_threshold": 0}}
+
+    def by_raw_in_atomic() -> None:
+        with transaction.atomic(using="prepared"):
+            psycopg.Cursor(connections["prepared"].connection).execute(sql.PUBLISH, params(), prepare=True).fetchone()
+
     queue = Queue(QUEUE)
 
     def by_queue() -> None:
         with transaction.atomic():
             queue.publish(PAYLOAD)
 
-    return {RAW: by_raw, CURSOR: by_cursor, OURS: by_queue}
+    return {RAW: by_raw, RAW_IN_ATOMIC: by_raw_in_atomic, CURSOR: by_cursor, OURS: by_queue}
 
 
 def params() -> dict[str, Any]:

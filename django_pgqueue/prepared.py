@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -35,6 +36,7 @@ INDIFFERENT: set[Any] = set()
 
 # What makes a cursor in Django.
 CURSORS = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
+_cursors_of = attrgetter(*CURSORS)
 
 
 @dataclass(slots=True)
@@ -52,17 +54,25 @@ _hot: WeakKeyDictionary[Any, Hot] = WeakKeyDictionary()
 
 def fetch_ids(connection: BaseDatabaseWrapper, statement: str, params: dict[str, Any]) -> list[int]:
     """Run a statement on a project's connection and return the ids in its rows. Errors are Django's."""
-    connection.close_if_health_check_failed()
+    return [row[0] for row in fetch_rows(connection, statement, params)]
+
+
+def fetch_rows(connection: BaseDatabaseWrapper, statement: str, params: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Run a statement on a project's connection and return its rows. Errors are Django's."""
+    # Inside a transaction the connection is there, or that is over.
+    if not connection.in_atomic_block:
+        connection.close_if_health_check_failed()
     connection.ensure_connection()
     if is_watched(connection):
         with connection.cursor() as watched:
             watched.execute(statement, params)
-            return [row[0] for row in watched.fetchall()]
+            rows: list[tuple[Any, ...]] = watched.fetchall()
+            return rows
     # As Django's cursor does before a statement.
     connection.validate_thread_sharing()
     connection.validate_no_broken_transaction()
     with connection.wrap_database_errors:
-        return [row[0] for row in _execute(connection.connection, statement, params)]
+        return _execute(connection.connection, statement, params)
 
 
 def _execute(raw: psycopg.Connection[Any], statement: str, params: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -130,7 +140,7 @@ def is_watched(connection: BaseDatabaseWrapper) -> bool:
         any(getattr(wrapper, "__func__", wrapper) not in INDIFFERENT for wrapper in connection.execute_wrappers)
         or connection.queries_logged
         or not vars(connection).keys().isdisjoint(CURSORS)
-        or not all(_is_django_s(getattr(type(connection), name)) for name in CURSORS)
+        or not _are_django_s(_cursors_of(type(connection)))
         or type(execute) is not FunctionType
         or execute.__globals__["__name__"] != CursorWrapper.__module__
         or type(raw) is not psycopg.Connection
@@ -138,5 +148,6 @@ def is_watched(connection: BaseDatabaseWrapper) -> bool:
     )
 
 
-def _is_django_s(function: Any) -> bool:
-    return type(function) is FunctionType and function.__globals__["__name__"].startswith("django.")
+@lru_cache
+def _are_django_s(functions: tuple[Any, ...]) -> bool:
+    return all(type(each) is FunctionType and each.__globals__["__name__"].startswith("django.") for each in functions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,6 +15,11 @@ CONSUMER_AGE = 86_400.0
 
 # Seconds for which tombstones, and what became of them, are kept: a week.
 EVENT_AGE = 7 * 86_400.0
+
+# Nobody waits for the reaper, but everybody who commits waits for what is in the log by then. So it takes small
+# batches, and rests after each for twice as long as that took, up to so many seconds.
+EXPIRED_AT_ONCE = 100
+LONGEST_REST = 0.1
 
 # How many messages at the head of each queue are looked at for lapsed leases.
 HEAD = 1_000
@@ -73,12 +79,14 @@ class Reaper:
 
     def _expire(self, reaped: Reaped) -> None:
         while True:
-            deleted, moved = services.expire(self.batch_size, self.using)
+            began = time.monotonic()
+            deleted, moved = services.expire(min(self.batch_size, EXPIRED_AT_ONCE), self.using)
             reaped.expired += deleted
             reaped.dead_lettered += moved
             self.progress(reaped)
             if not deleted and not moved:
                 return
+            _rest(began)
 
     def _adopt(self, reaped: Reaped) -> None:
         for name in services.orphaned_names(self.using):
@@ -88,6 +96,13 @@ class Reaper:
 
     def _reap_queues(self, reaped: Reaped) -> None:
         for name, _ in services.idle_queues(self.idle_for, self.using):
+            began = time.monotonic()
             if services.reap_queue(name, self.idle_for, self.using):
                 reaped.queues.append(name)
                 self.progress(reaped)
+            _rest(began)
+
+
+def _rest(began: float) -> None:
+    """Sleep for twice as long as it took since ``began``, up to ``LONGEST_REST``."""
+    time.sleep(min(2 * (time.monotonic() - began), LONGEST_REST))

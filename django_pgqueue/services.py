@@ -33,7 +33,7 @@ from django_pgqueue import signals, sql
 from django_pgqueue.conf import settings
 from django_pgqueue.exceptions import FOREIGN_KEY_VIOLATION, LeaseLost, QueueNotFound
 from django_pgqueue.message import Message, decode
-from django_pgqueue.prepared import fetch_ids
+from django_pgqueue.prepared import fetch_ids, fetch_rows
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -180,6 +180,16 @@ def _run(using: str, statement: str, **params: Any) -> list[tuple[Any, ...]]:
         return cursor.fetchall() if cursor.description else []
 
 
+def _run_often(connection: BaseDatabaseWrapper, statement: str, params: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Run a statement of the library's own on a connection that publishes."""
+    if not connection.get_autocommit() or _defaults_to_read_committed(connection):
+        return fetch_rows(connection, statement, params)
+    with _own_transaction(connection) as cursor:
+        cursor.execute(statement, params)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+    return rows
+
+
 # --- Declaring ------------------------------------------------------------------------------------
 
 # What this process believes, by (alias, database, queue). An entry of _declared is the monotonic
@@ -260,9 +270,8 @@ def _refresh(connection: BaseDatabaseWrapper, declaration: Declaration, key: tup
     """Mark the queue as in use, at most once per DECLARE_TTL and without waiting; make it if gone."""
     if _believed(key):
         return
-    with _own_cursor(connection) as cursor:
-        cursor.execute(sql.REFRESH_QUEUE, {**declaration.params, "ttl": settings.DECLARE_TTL})
-        exists, fresh, refreshed, differs = cursor.fetchone()
+    params = {**declaration.params, "ttl": settings.DECLARE_TTL}
+    ((exists, fresh, refreshed, differs),) = _run_often(connection, sql.REFRESH_QUEUE, params)
     if not exists:
         _create(connection, declaration)
     elif fresh or refreshed:
@@ -404,7 +413,7 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
         believed = _believed(key)
         ids = fetch_ids(connection, sql.PUBLISH_IF_QUEUE, params)
         message_id = ids[0] if ids else _heal_and_publish(connection, declaration, params, believed=believed)
-        _follow_commit(connection, declaration)
+        _follow_commit(connection, declaration, key)
         return message_id
 
     _warn_of_other_transaction(connection)
@@ -467,7 +476,8 @@ def _publish_chunks(
     params: dict[str, Any],
     chunks: Sequence[str],
 ) -> list[int]:
-    believed = _believed(_key(connection, declaration.name))
+    key = _key(connection, declaration.name)
+    believed = _believed(key)
     ids = _publish_chunk(connection, params, chunks[0])
     if not ids:
         _heal(connection, declaration, believed=believed)
@@ -475,7 +485,7 @@ def _publish_chunks(
     # From here on this transaction holds KEY SHARE on the queue's row: it cannot go away.
     for chunk in chunks[1:]:
         ids += _publish_chunk(connection, params, chunk)
-    _follow_commit(connection, declaration)
+    _follow_commit(connection, declaration, key)
     return ids
 
 
@@ -655,7 +665,7 @@ _hooks: WeakKeyDictionary[BaseDatabaseWrapper, tuple[list[Any], dict[str, Callab
 _notified: dict[tuple[str, str, str], float] = {}
 
 
-def _follow_commit(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
+def _follow_commit(connection: BaseDatabaseWrapper, declaration: Declaration, key: tuple[str, str, str]) -> None:
     """See to the refresh and the wake-up after the commit, once per transaction and queue."""
     if not connection.in_atomic_block:
         return  # Manual transaction mode has no hooks; consumers poll.
@@ -672,15 +682,15 @@ def _follow_commit(connection: BaseDatabaseWrapper, declaration: Declaration) ->
 
     # A plain function: a partial breaks robust hooks on Django 5.2.
     def refresh_and_notify() -> None:
+        connection = connections[using]
         try:
-            connection = connections[using]
-            _refresh(connection, declaration, _key(connection, declaration.name))
+            _refresh(connection, declaration, key)
         except (DatabaseError, InterfaceError):
             logger.warning("queue not refreshed queue=%s", declaration.name, exc_info=True)
-        notify(declaration.name, using)
+        _notify(connection, declaration.name, key)
 
     hooks[declaration.name] = refresh_and_notify
-    transaction.on_commit(refresh_and_notify, using=using, robust=True)
+    connection.on_commit(refresh_and_notify, robust=True)
 
 
 def notify(name: str, using: str) -> None:
@@ -696,7 +706,7 @@ def _notify(connection: BaseDatabaseWrapper, name: str, key: tuple[str, str, str
     # Stamped before it is sent, so that publishers in other threads don't send another meanwhile.
     _notified[key] = now
     try:
-        _run(connection.alias, sql.NOTIFY, channel=channel(name))
+        _run_often(connection, sql.NOTIFY, {"channel": channel(name)})
     except (DatabaseError, InterfaceError):
         # The message is committed, and a consumer that is not woken polls.
         _notified.pop(key, None)

@@ -147,7 +147,7 @@ MUTANTS = (
         PREPARED,
         "an engine's own cursors are passed by",
         "prepared.py",
-        "        or not all(_is_django_s(getattr(type(connection), name)) for name in CURSORS)\n",
+        "        or not _are_django_s(_cursors_of(type(connection)))\n",
         "",
         ("tests/test_prepared_publish.py::test_an_engine_that_makes_its_own_cursors_has_them_used",),
     ),
@@ -215,5 +215,13 @@ MUTANTS = (
         "    zone = connection.timezone or ZoneInfo(connection.timezone_name)\n",
         "    zone = UTC\n",
         ("tests/test_message_times.py::test_they_are_those_of_the_row",),
+    ),
+    Mutant(
+        "the reaper leaves the disk to others in between",
+        "it does not rest",
+        "reaper.py",
+        "    time.sleep(min(2 * (time.monotonic() - began), LONGEST_REST))\n",
+        "    return\n",
+        ("tests/test_reaper.py::test_the_reaper_takes_small_batches_and_rests_after_each",),
     ),
 )

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from django.core.management import call_command
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext, override_settings
@@ -148,7 +148,7 @@ def test_a_fresh_row_is_not_even_locked():
     before = version("orders"), locker("orders")
     assert before[1] == "0"
     queue = Queue("orders")
-    services._refresh(connection, queue.declaration, services._key(connection, queue.name))
+    services._refresh(connections["default"], queue.declaration, services._key(connection, queue.name))
     assert services._believed(services._key(connection, "orders"))
     assert services.touch(["orders"], "default") == {"orders"}
     assert (version("orders"), locker("orders")) == before
@@ -245,7 +245,7 @@ def test_the_cache_is_not_filled_inside_a_test_cases_transaction():
         queue.publish(1)
         with TestCase.captureOnCommitCallbacks(execute=True):
             queue.publish(2)
-        services._refresh(connection, queue.declaration, services._key(connection, queue.name))
+        services._refresh(connections["default"], queue.declaration, services._key(connection, queue.name))
         assert not services._believed(services._key(connection, "orders"))
         transaction.set_rollback(True)
     queue.publish(3)

@@ -8,7 +8,7 @@ from django.core.management import call_command
 from django.db.models.functions import Now
 from django.test.utils import override_settings
 
-from django_pgqueue import Queue, services
+from django_pgqueue import Queue, reaper, services
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
 from django_pgqueue.reaper import Reaped, Reaper
 from tests.support import (
@@ -269,6 +269,20 @@ def test_expired_messages_go_in_batches_and_are_counted(caplog):
     assert reap(batch_size=10).expired == 25
     assert payloads("orders") == [{"kept": 1}, {"kept": 2}]
     assert sum(int(record.message.rpartition("count=")[2]) for record in caplog.records) == 25
+
+
+def test_the_reaper_takes_small_batches_and_rests_after_each(monkeypatch):
+    """What everybody else commits goes to the disk in between."""
+    rests = []
+    monkeypatch.setattr(reaper.time, "sleep", rests.append)
+    make_queue("orders")
+    for _ in range(2 * reaper.EXPIRED_AT_ONCE + 1):
+        make_message("orders", expires_in=-1)
+    make_queue("one", auto_deleted=True, idle=7200)
+    make_queue("two", auto_deleted=True, idle=7200)
+    assert reap(batch_size=1000).expired == 2 * reaper.EXPIRED_AT_ONCE + 1
+    assert len(rests) == 3 + 2
+    assert all(0 < rest <= reaper.LONGEST_REST for rest in rests)
 
 
 def test_expired_messages_go_to_a_configured_dead_letter_queue():
