@@ -231,7 +231,7 @@ def take_turn(course: Course, reaper: Process, publishers: Process, seconds: flo
     is_first = len(course.turns) < 2
     if is_first or now - start >= seconds / 2:
         course.turns.append(Turn(at_work, start, now, publish_times(publishers, start + SETTLING, now)))
-    elif at_work:
+    elif at_work and not course.turns[-1].at_work:
         # Without this one, that in which it was held has no other to be compared with.
         course.turns.pop()
 
