@@ -26,6 +26,7 @@ class DjangoPGQueueConfig(AppConfig):
         django_checks.register(checks.check_settings)
         django_checks.register(checks.check_engine)
         django_checks.register(checks.check_foreign_key, django_checks.Tags.database)
+        django_checks.register(checks.check_schema, django_checks.Tags.database)
         post_migrate.connect(declare_standing_queues, sender=self)
 
 

@@ -12,7 +12,7 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 
-from django_pgqueue import services
+from django_pgqueue import diagnosis, services
 from django_pgqueue.conf import SETTING_TYPES, settings
 from django_pgqueue.queues import check_backoff
 from django_pgqueue.validation import MAX_SECONDS
@@ -92,10 +92,8 @@ def _problem(key: str, value: Any) -> str:
 def check_foreign_key(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """E005: the messages' foreign key is missing, deferrable, not validated or not ON DELETE SET NULL."""
     alias = settings.DATABASE
-    if alias not in (databases or ()) or connections[alias].vendor != "postgresql":
+    if not _is_migrated(alias, databases):
         return []
-    if "django_pgqueue_messagequeueitem" not in connections[alias].introspection.table_names():
-        return []  # Not migrated yet.
     state = services.foreign_key_state(alias)
     if state is None:
         problems = ["is missing"]
@@ -116,3 +114,16 @@ def check_foreign_key(app_configs: Any, databases: Sequence[str] | None = None, 
             id="django_pgqueue.E005",
         )
     ]
+
+
+def check_schema(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """E006, E007, W008, E009: the claim index, the orphans' trigger, autovacuum, the server's version."""
+    alias = settings.DATABASE
+    return diagnosis.examine_schema(alias) if _is_migrated(alias, databases) else []
+
+
+def _is_migrated(alias: str, databases: Sequence[str] | None) -> bool:
+    """Tell whether this database is to be checked, and has the tables by now."""
+    if alias not in (databases or ()) or connections[alias].vendor != "postgresql":
+        return False
+    return "django_pgqueue_messagequeueitem" in connections[alias].introspection.table_names()

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from queue import Empty
 from uuid import uuid4
 
@@ -49,6 +50,22 @@ CLAIM_BYTES = 8 * 1024 * 1024
 HELD_SIZE = 64 * 1024 * 1024
 # An owner that missed so many heartbeats starts nothing, half an interval before others may take over.
 TRUSTED_HEARTBEATS = services.MISSED_HEARTBEATS - 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How a consumer is. Ages in seconds; None: it has not happened yet."""
+
+    #: Since the claiming thread began its last turn. It begins one at least every POLL_INTERVAL.
+    turn_age: float | None
+    #: Since the last claim was sent.
+    claim_age: float | None
+    listening: bool
+    #: Whether the claiming thread has the database.
+    connected: bool
+    stopping: bool
+    held: int
+    handled: int
 
 
 class Consumer:
@@ -91,6 +108,8 @@ class Consumer:
             for handler in handlers
         )
         self._turns = 0
+        # Monotonic time of the claiming thread's last turn.
+        self._turned: float | None = None
         # Monotonic time until which others see that this process lives.
         self._seen_until = 0.0
         self._heartbeat = Heartbeat(
@@ -134,6 +153,25 @@ class Consumer:
         return self._stopping.is_set()
 
     @property
+    def queues(self) -> list[str]:
+        """The names of its queues."""
+        return sorted(lane.queue.name for lane in self._lanes)
+
+    def condition(self) -> Condition:
+        """Tell how it is, from any thread and without the database."""
+        now = time.monotonic()
+        asked = max(lane.asked for lane in self._lanes)
+        return Condition(
+            turn_age=None if self._turned is None else now - self._turned,
+            claim_age=now - asked if asked else None,
+            listening=self._ear.listening.is_set(),
+            connected=self._turned is not None and not self._outage.attempts,
+            stopping=self.is_stopping,
+            held=self._held(),
+            handled=self.handled,
+        )
+
+    @property
     def has_abandoned(self) -> bool:
         """Whether handlers outlived the grace: after ``run()`` they still run, in daemon threads."""
         return self._ended.is_set() and bool(self._held())
@@ -145,7 +183,7 @@ class Consumer:
         Inside a ``TestCase`` handlers run in the calling thread, one after the other, on the test's
         connection. Inside any other transaction it raises ``RuntimeError``: its leases could roll back.
         """
-        names = sorted(lane.queue.name for lane in self._lanes)
+        names = self.queues
         self._is_inline = connections[self.using].in_atomic_block
         with own_connection(self.using, "consumer"):
             self._start()
@@ -261,6 +299,7 @@ class Consumer:
 
     def _consume(self) -> None:
         while not self._stopping.is_set():
+            self._turned = time.monotonic()
             # Cleared before looking: what comes after that wakes the wait below at once.
             self._event.clear()
             with self._database():
@@ -285,6 +324,7 @@ class Consumer:
             self._pause(error)
 
     def _pause(self, error: Exception) -> None:
+        self._turned = time.monotonic()
         connections[self.using].close()
         self._workers.outages += 1
         # Not the event: finished handlers set that, and would shorten the pause.
@@ -509,8 +549,9 @@ class Consumer:
             del lane.held[message.id]
         if verb == "release":
             self._claimed -= len(messages)
-        else:
-            self.handled += len(messages) - len(lost)
+        elif done := len(messages) - len(lost):
+            self.handled += done
+            signals.messages_handled.send_robust(lane.queue.name, using=self.using, count=done)
 
     def _settle_as(self, verb: str, lane: Lane, messages: list[Message], outcomes: list[Outcome]) -> set[int]:
         reasons = [outcome.reason for outcome in outcomes]

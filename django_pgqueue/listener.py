@@ -139,7 +139,7 @@ class Listener:
         wrapper.connect()
         raw: psycopg.Connection[Any] = wrapper.connection
         if not is_direct(raw):
-            if not self._hears(raw):
+            if not hears(raw, self.alias):
                 wrapper.close()
                 outage.recovered()
                 self._poll_only()
@@ -148,26 +148,6 @@ class Listener:
             raw.execute("SET idle_session_timeout = 0")
         outage.recovered()
         self._receive(raw)
-
-    def _hears(self, raw: psycopg.Connection[Any]) -> bool:
-        """
-        Tell whether notifications arrive through a pooler.
-
-        They do where it lends a session of the server for as long as the connection lasts. Where it
-        lends one for each transaction, LISTEN succeeds and nothing is ever heard.
-        """
-        channel = f"{settings.CHANNEL_PREFIX}?{uuid4().hex}"
-        raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-        # From another connection: what a session sends to itself comes with the answer, in any mode.
-        other = dedicated_connection(self.alias, "listener")
-        try:
-            other.connect()
-            other.connection.execute("SELECT pg_notify(%s, '')", [channel])
-        finally:
-            other.close()
-        heard = any(raw.notifies(timeout=PROOF_TIMEOUT, stop_after=1))
-        raw.execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
-        return heard
 
     def _poll_only(self) -> None:
         if not self._told_deaf:
@@ -213,6 +193,27 @@ class Listener:
                 for receive in ear.channels.values():
                     _call(receive, None)
         return ears, ears_of
+
+
+def hears(raw: psycopg.Connection[Any], sender: str) -> bool:
+    """
+    Tell whether what another connection, to the alias ``sender``, sends arrives on this one.
+
+    Through a pooler it does where that lends a session of the server for as long as the connection lasts. Where
+    it lends one for each transaction, LISTEN succeeds and nothing is ever heard.
+    """
+    channel = f"{settings.CHANNEL_PREFIX}?{uuid4().hex}"
+    raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+    # From another connection: what a session sends to itself comes with the answer, in any mode.
+    other = dedicated_connection(sender, "listener")
+    try:
+        other.connect()
+        other.connection.execute("SELECT pg_notify(%s, '')", [channel])
+    finally:
+        other.close()
+    heard = any(raw.notifies(timeout=PROOF_TIMEOUT, stop_after=1))
+    raw.execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
+    return heard
 
 
 def prove_alive(raw: psycopg.Connection[Any]) -> None:

@@ -125,6 +125,22 @@ class QueueEvent(models.Model):
         return f"{self.queue} {self.kind}"
 
 
+class ReaperRun(models.Model):
+    """The reaper's last run, whoever ran it: one row."""
+
+    id = models.IntegerField(primary_key=True, default=1)
+    finished_at = ReadableDateTimeField(db_default=Now())
+    seconds = models.FloatField(help_text="How long it took.")
+    report = models.JSONField(help_text="What it did, as reap_queues --format json tells it, and how many queues.")
+
+    class Meta:
+        db_table = "django_pgqueue_reaperrun"
+        constraints = (models.CheckConstraint(condition=Q(id=1), name="django_pgqueue_reaperrun_one_row"),)
+
+    def __str__(self) -> str:
+        return f"{self.finished_at:%Y-%m-%d %H:%M:%S %Z}"
+
+
 class TopicBinding(models.Model):
     """
     A queue that gets a copy of each message of a topic.

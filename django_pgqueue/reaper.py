@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from django_pgqueue import services
 from django_pgqueue.conf import settings
@@ -58,6 +58,7 @@ class Reaper:
 
     def run_once(self) -> Reaped:
         """Do all there is to do, in batches, each its own short transaction."""
+        began = time.monotonic()
         reaped = Reaped()
         self._expire(reaped)
         self._adopt(reaped)
@@ -69,6 +70,8 @@ class Reaper:
         while forgotten := services.forget_events(EVENT_AGE, self.batch_size, self.using):
             reaped.events += forgotten
         self.progress(reaped)
+        report = {**asdict(reaped), "queues": len(reaped.queues)}
+        services.record_run(time.monotonic() - began, report, self.using)
         return reaped
 
     def preview(self) -> Reaped:

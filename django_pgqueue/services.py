@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -51,6 +51,9 @@ MISSED_HEARTBEATS = 3
 # What Python can hold of PostgreSQL's times, as seconds since 1970: from the year 1 to 9999.
 EARLIEST = datetime(1, 1, 2, tzinfo=UTC).timestamp()
 LATEST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
+
+# So many messages of each queue are looked at where a bounded look has to do.
+LOOKED_AT = 1_000
 
 # Failure texts are capped: the reason is for a person's eye, the traceback is in the log.
 MAX_REASON_LENGTH = 2_000
@@ -413,7 +416,7 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
         believed = _believed(key)
         ids = fetch_ids(connection, sql.PUBLISH_IF_QUEUE, params)
         message_id = ids[0] if ids else _heal_and_publish(connection, declaration, params, believed=believed)
-        _follow_commit(connection, declaration, key)
+        _follow_commit(connection, declaration, key, 1)
         return message_id
 
     _warn_of_other_transaction(connection)
@@ -425,6 +428,7 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
         if not _is_missing_queue(error):
             raise
         message_id = _heal_and_publish(connection, declaration, params, believed=believed, error=error)
+    signals.messages_published.send_robust(declaration.name, using=using, count=1)
     _notify(connection, declaration.name, key)
     return message_id
 
@@ -459,6 +463,7 @@ def publish_many(
             with transaction.atomic(using=using):
                 _heal(connection, declaration, believed=believed)
                 ids = _publish_chunk(connection, params, chunks[0])
+        signals.messages_published.send_robust(declaration.name, using=using, count=len(ids))
         notify(declaration.name, using)
         return ids
     if in_autocommit:
@@ -485,7 +490,7 @@ def _publish_chunks(
     # From here on this transaction holds KEY SHARE on the queue's row: it cannot go away.
     for chunk in chunks[1:]:
         ids += _publish_chunk(connection, params, chunk)
-    _follow_commit(connection, declaration, key)
+    _follow_commit(connection, declaration, key, len(ids))
     return ids
 
 
@@ -609,6 +614,7 @@ def publish_to_topic(topic: str, payload: str, headers: str, ttl: float | None, 
     def tell() -> None:
         _notify_topic(topic, notification, using)
         for _, queue in copies:
+            signals.messages_published.send_robust(queue, using=using, count=1)
             notify(queue, using)
 
     if connection.in_atomic_block:
@@ -658,24 +664,36 @@ def unbind(topic: str, queue: str, using: str) -> bool:
 
 # --- After commit ---------------------------------------------------------------------------------
 
-# The hooks registered in a connection's current transaction: the list they stand in, and a hook for
-# each queue. Django replaces that list at commit, at rollback and when a savepoint rolls back, so
-# its identity tells whether a hook seen earlier may be gone.
-_hooks: WeakKeyDictionary[BaseDatabaseWrapper, tuple[list[Any], dict[str, Callable[[], None]]]] = WeakKeyDictionary()
+# The hooks registered in a connection's current transaction: the list they stand in, a hook for each queue, and
+# how many messages it tells of. Django replaces that list at commit, at rollback and when a savepoint rolls
+# back, so its identity tells whether a hook seen earlier may be gone.
+Hooks = tuple[list[Any] | None, dict[str, Callable[[], None]], dict[str, int]]
+_hooks: WeakKeyDictionary[BaseDatabaseWrapper, Hooks] = WeakKeyDictionary()
 _notified: dict[tuple[str, str, str], float] = {}
 
 
-def _follow_commit(connection: BaseDatabaseWrapper, declaration: Declaration, key: tuple[str, str, str]) -> None:
+def _follow_commit(
+    connection: BaseDatabaseWrapper, declaration: Declaration, key: tuple[str, str, str], count: int
+) -> None:
     """See to the refresh and the wake-up after the commit, once per transaction and queue."""
     if not connection.in_atomic_block:
         return  # Manual transaction mode has no hooks; consumers poll.
-    listed, hooks = _hooks.get(connection, (None, {}))
+    name = declaration.name
+    listed, hooks, counts = _hooks.get(connection, (None, {}, {}))
     if listed is not connection.run_on_commit:
         present = {id(entry[1]) for entry in connection.run_on_commit}
         hooks = {name: hook for name, hook in hooks.items() if id(hook) in present}
-        _hooks[connection] = connection.run_on_commit, hooks
-    if declaration.name in hooks:
+        if hooks:
+            for gone in counts.keys() - hooks.keys():
+                del counts[gone]
+        else:
+            # Another transaction. The hooks of the last one may be running just now, and have theirs.
+            counts = {}
+        _hooks[connection] = connection.run_on_commit, hooks, counts
+    if name in hooks:
+        counts[name] += count
         return
+    counts[name] = count
 
     # Not the connection itself: held by its own entry, it would never be collected.
     using = connection.alias
@@ -683,13 +701,14 @@ def _follow_commit(connection: BaseDatabaseWrapper, declaration: Declaration, ke
     # A plain function: a partial breaks robust hooks on Django 5.2.
     def refresh_and_notify() -> None:
         connection = connections[using]
+        signals.messages_published.send_robust(name, using=using, count=counts[name])
         try:
             _refresh(connection, declaration, key)
         except (DatabaseError, InterfaceError):
-            logger.warning("queue not refreshed queue=%s", declaration.name, exc_info=True)
-        _notify(connection, declaration.name, key)
+            logger.warning("queue not refreshed queue=%s", name, exc_info=True)
+        _notify(connection, name, key)
 
-    hooks[declaration.name] = refresh_and_notify
+    hooks[name] = refresh_and_notify
     connection.on_commit(refresh_and_notify, robust=True)
 
 
@@ -1264,7 +1283,144 @@ def stats(names: Sequence[str] | None, using: str) -> list[QueueStats]:
     return [QueueStats(*row) for row in rows]
 
 
+class Depth(NamedTuple):
+    """One queue in numbers that cost little, however many messages there are: each is "at least" where ``more``."""
+
+    name: str
+    auto_deleted: bool
+    paused: bool
+    consumers: int
+    ready: int
+    delayed: int
+    leased: int
+    dead: int
+    expired: int
+    #: Seconds. None: nothing is due among the messages that were looked at.
+    oldest_due_age: float | None
+    #: Whether there are messages that were not looked at.
+    more: bool
+
+
+def depths(most: int, using: str, names: Sequence[str] | None = None) -> list[Depth]:
+    """Count the messages of these queues (None: all) by state, looking at some ``most`` of each."""
+    chosen = None if names is None else list(names)
+    return [Depth(*row) for row in _run(using, sql.DEPTHS, names=chosen, most=most, patience=_patience())]
+
+
+def orphans(most: int, using: str) -> dict[str, int]:
+    """Count the orphans of each queue, looking at no more than ``most``."""
+    return dict(_run(using, sql.ORPHANS, most=most))
+
+
+def events_per_day(using: str) -> dict[tuple[str, str], int]:
+    """Count the events of the last day, by queue and kind."""
+    return {(queue, kind): count for queue, kind, count in _run(using, sql.EVENTS_PER_DAY)}
+
+
+# --- Diagnosing -----------------------------------------------------------------------------------
+
+
 def foreign_key_state(using: str) -> tuple[bool, bool, bool] | None:
     """Return whether the foreign key is SET NULL, not deferrable, validated. None: it is missing."""
     rows = _run(using, sql.FOREIGN_KEY)
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
+
+
+class Schema(NamedTuple):
+    """What migrations made, as the database has it. None: missing."""
+
+    claim_index: bool | None
+    orphan_trigger: bool | None
+    #: Tables that autovacuum is switched off for.
+    unvacuumed: list[str]
+
+
+def schema(using: str) -> Schema:
+    """Look at what migrations made, but for the foreign key."""
+    return Schema(*_run(using, sql.SCHEMA)[0])
+
+
+class Server(NamedTuple):
+    """The server, as the role of this connection sees it."""
+
+    #: As in ``server_version_num``: 180000 and more is PostgreSQL 18.
+    version: int
+    vacuums: bool
+    #: Seconds since 1970.
+    clock: float
+    #: 0 to 1.
+    notification_queue: float
+    #: For roles that are no superusers.
+    connections: int
+    multixact_age: int
+    multixact_freeze_age: int
+    #: Whether the role sees what other sessions do.
+    sees_all: bool
+
+
+def server(using: str) -> Server:
+    """Look at the server."""
+    return Server(*_run(using, sql.SERVER)[0])
+
+
+def dead_rows(using: str) -> list[tuple[str, int, int]]:
+    """Return each table with its dead and its live rows, as the server's statistics have them."""
+    return [(table, dead, live) for table, dead, live in _run(using, sql.DEAD_ROWS)]
+
+
+class Holder(NamedTuple):
+    """What holds back vacuum: "session", "prepared transaction" or "replication slot"."""
+
+    kind: str
+    name: str
+    #: None: not known.
+    seconds: float | None
+
+
+def holders(age: float, using: str) -> list[Holder]:
+    """Return what has held back vacuum for ``age`` seconds or more, the longest first."""
+    return [Holder(*row) for row in _run(using, sql.HOLDERS, age=age)]
+
+
+class Backlog(NamedTuple):
+    """The head of a queue, and who is there to take it."""
+
+    name: str
+    paused: bool
+    has_consumer: bool
+    #: Seconds. None: nothing is due among the messages that were looked at.
+    oldest_due_age: float | None
+
+
+def backlogs(using: str, names: Sequence[str] | None = None) -> list[Backlog]:
+    """Look at the head of each of these queues (None: all)."""
+    chosen = None if names is None else list(names)
+    rows = _run(using, sql.BACKLOGS, names=chosen, patience=_patience(), limit=LOOKED_AT)
+    return [Backlog(*row) for row in rows]
+
+
+def recent_letters(age: float, using: str) -> dict[str, int]:
+    """Count the messages of each queue that were set aside within ``age`` seconds. No more than ``LOOKED_AT`` each."""
+    return dict(_run(using, sql.RECENT_LETTERS, age=age, limit=LOOKED_AT))
+
+
+def vanished(age: float, using: str) -> dict[str, int]:
+    """Count how often each queue vanished within ``age`` seconds."""
+    return dict(_run(using, sql.VANISHED, age=age))
+
+
+def record_run(seconds: float, report: Mapping[str, Any], using: str) -> None:
+    """Note that a run of the reaper has ended, and what it did."""
+    _run(using, sql.RECORD_RUN, seconds=seconds, report=json.dumps(report))
+
+
+def last_run_age(using: str) -> float | None:
+    """Return the seconds since a run of the reaper ended. None: none ever did."""
+    rows = _run(using, sql.LAST_RUN)
+    return rows[0][0] if rows else None
+
+
+def live_consumers(using: str) -> int:
+    """Count the consumer processes that live."""
+    count: int = _run(using, sql.LIVE_CONSUMERS, patience=_patience())[0][0]
+    return count

@@ -14,6 +14,9 @@ queue_reaped             using, idle_seconds
 queue_paused             using
 queue_resumed            using
 queue_taken_over         using, consumer: the new owner of an exclusive queue
+messages_published       using, count. Once they are committed; those of a topic for each queue. May count
+                         what a savepoint rolled back
+messages_handled         using, count: of those whose handlers ended and that were settled, however
 message_failed           using, message, error, delay (seconds until it is delivered again)
 messages_dead_lettered   using, ids, target (None: parked where they are), reason
 messages_expired         using, count
@@ -41,6 +44,8 @@ queue_reaped = Signal()
 queue_paused = Signal()
 queue_resumed = Signal()
 queue_taken_over = Signal()
+messages_published = Signal()
+messages_handled = Signal()
 message_failed = Signal()
 messages_dead_lettered = Signal()
 messages_expired = Signal()

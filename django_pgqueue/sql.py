@@ -1038,6 +1038,14 @@ WHERE id = ANY (ARRAY(SELECT id
 RETURNING id
 """
 
+# RECORD_RUN - note that a run of the reaper has ended, and what it did.
+RECORD_RUN = """
+INSERT INTO django_pgqueue_reaperrun (id, seconds, report)
+VALUES (1, %(seconds)s, %(report)s::jsonb)
+ON CONFLICT (id) DO UPDATE
+SET finished_at = statement_timestamp(), seconds = excluded.seconds, report = excluded.report
+"""
+
 # NOW - the clock that decides.
 NOW = "SELECT statement_timestamp()"
 
@@ -1106,7 +1114,88 @@ WHERE %(names)s::text[] IS NULL OR coalesce(queue.name, depth.name) = ANY (%(nam
 ORDER BY 1
 """
 
-# FOREIGN_KEY - the foreign key as PostgreSQL has it, for the system check.
+# DEPTHS - as STATS, but bounded: of each queue no more than %(most)s messages are looked at in each of its
+# three walks (due by a time, not due yet, never delayed). Whether there are more is told.
+# Returns name, auto_deleted, whether it is paused, how many living consumers name it, ready, delayed, leased, dead,
+# expired, the oldest due age in seconds or null, whether a walk was cut short. %(patience)s as in BACKLOGS.
+# Index: django_pgqueue_item_claim_idx.
+DEPTHS = """
+SELECT queue.name,
+       queue.auto_deleted,
+       queue.paused_at IS NOT NULL,
+       (SELECT count(*)
+        FROM django_pgqueue_queueconsumer AS consumer
+        WHERE consumer.queues ? queue.name
+          AND consumer.last_heartbeat > statement_timestamp() - %(patience)s * interval '1 second'),
+       count(*) FILTER (WHERE state = 'ready'),
+       count(*) FILTER (WHERE state = 'delayed'),
+       count(*) FILTER (WHERE state = 'leased'),
+       count(*) FILTER (WHERE state = 'dead'),
+       count(*) FILTER (WHERE state = 'expired'),
+       extract(epoch FROM statement_timestamp()
+                          - min(due_at) FILTER (WHERE state = 'ready' AND isfinite(due_at)))::float8,
+       greatest(count(*) FILTER (WHERE walk = 1),
+                count(*) FILTER (WHERE walk = 2),
+                count(*) FILTER (WHERE walk = 3)) >= %(most)s
+FROM django_pgqueue_messagequeue AS queue
+LEFT JOIN LATERAL (
+    SELECT walk,
+           due_at,
+           CASE WHEN lease_expires_at > statement_timestamp() THEN 'leased'
+                WHEN dead_lettered_at IS NOT NULL THEN 'dead'
+                WHEN expires_at <= statement_timestamp() THEN 'expired'
+                WHEN walk = 2 THEN 'delayed'
+                ELSE 'ready'
+           END AS state
+    FROM ((SELECT 1 AS walk, read_after AS due_at, lease_expires_at, dead_lettered_at, expires_at
+           FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+           WHERE queue_id = queue.name AND read_after <= statement_timestamp()
+           ORDER BY read_after, id
+           LIMIT %(most)s)
+          UNION ALL
+          (SELECT 2, read_after, lease_expires_at, dead_lettered_at, expires_at
+           FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+           WHERE queue_id = queue.name AND read_after > statement_timestamp()
+           ORDER BY read_after, id
+           LIMIT %(most)s)
+          UNION ALL
+          (SELECT 3, published_at, lease_expires_at, dead_lettered_at, expires_at
+           FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+           WHERE queue_id = queue.name AND read_after IS NULL
+           ORDER BY read_after, id
+           LIMIT %(most)s)) AS head
+) AS item ON true
+WHERE %(names)s::text[] IS NULL OR queue.name = ANY (%(names)s)
+GROUP BY queue.name
+ORDER BY queue.name
+"""
+
+# ORPHANS - how many orphans each queue has, that is there or not. Of all of them no more than %(most)s are looked at.
+# Index: django_pgqueue_item_orphan_idx.
+ORPHANS = """
+SELECT orphaned_from, count(*)
+FROM (SELECT orphaned_from
+      FROM django_pgqueue_messagequeueitem
+      WHERE orphaned_from IS NOT NULL
+      ORDER BY orphaned_from, id
+      LIMIT %(most)s) AS orphan
+GROUP BY orphaned_from
+ORDER BY orphaned_from
+"""
+
+# EVENTS_PER_DAY - how often each queue was reaped, revived, vanished within a day.
+# Index: django_pgqueue_event_at_idx.
+EVENTS_PER_DAY = """
+SELECT queue, kind, count(*)
+FROM django_pgqueue_queueevent
+WHERE at > statement_timestamp() - interval '1 day'
+GROUP BY queue, kind
+ORDER BY queue, kind
+"""
+
+# --- Diagnosing -----------------------------------------------------------------------------------
+
+# FOREIGN_KEY - the foreign key as PostgreSQL has it.
 FOREIGN_KEY = """
 SELECT confdeltype = 'n', NOT condeferrable, convalidated
 FROM pg_constraint
@@ -1115,6 +1204,164 @@ WHERE conname = 'django_pgqueue_item_queue_fk'
   AND conrelid = to_regclass('django_pgqueue_messagequeueitem')
   AND confrelid = to_regclass('django_pgqueue_messagequeue')
 """
+
+# SCHEMA - what else migrations made, as PostgreSQL has it.
+# Returns one row: whether claims can use their index (null: it is missing), whether the trigger that keeps
+# orphans fires (null: missing), and the tables that autovacuum is switched off for.
+SCHEMA = """
+SELECT (SELECT indisvalid AND indisready
+               AND ARRAY(SELECT pg_get_indexdef(indexrelid, number, true)
+                         FROM generate_series(1, indnkeyatts) AS number) = ARRAY['queue_id', 'read_after', 'id']
+        FROM pg_index
+        WHERE indexrelid = to_regclass('django_pgqueue_item_claim_idx')),
+       (SELECT tgenabled IN ('O', 'A')
+        FROM pg_trigger
+        WHERE tgname = 'django_pgqueue_orphan_messages' AND tgrelid = to_regclass('django_pgqueue_messagequeue')),
+       ARRAY(SELECT relname::text
+             FROM pg_class, pg_options_to_table(reloptions)
+             WHERE oid IN (to_regclass('django_pgqueue_messagequeue'), to_regclass('django_pgqueue_messagequeueitem'))
+               AND option_name = 'autovacuum_enabled'
+               AND NOT option_value::boolean
+             ORDER BY 1)
+"""
+
+# SERVER - the server, as this role sees it.
+# Returns one row: version number, whether autovacuum runs, the clock as seconds since 1970, how full the queue of
+# notifications is (0 to 1), how many connections there are for ordinary roles, the age of the oldest MultiXact
+# of all databases, the age at which autovacuum deals with them, and whether this role sees what others run.
+SERVER = """
+SELECT current_setting('server_version_num')::int,
+       current_setting('autovacuum')::boolean AND current_setting('track_counts')::boolean,
+       extract(epoch FROM statement_timestamp())::float8,
+       pg_notification_queue_usage(),
+       current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
+       (SELECT max(mxid_age(datminmxid)) FROM pg_database),
+       current_setting('autovacuum_multixact_freeze_max_age')::int,
+       pg_has_role('pg_read_all_stats', 'USAGE')
+"""
+
+# DEAD_ROWS - rows that vacuum has not removed yet, as the statistics have it.
+# Returns table, dead rows, live rows.
+DEAD_ROWS = """
+SELECT relname::text, n_dead_tup, n_live_tup
+FROM pg_stat_all_tables
+WHERE relid IN (to_regclass('django_pgqueue_messagequeue'), to_regclass('django_pgqueue_messagequeueitem'))
+ORDER BY 1
+"""
+
+# HOLDERS - what has held back vacuum in this database for %(age)s seconds or more.
+# A standby's or a slot's age in seconds is not known; a slot counts while nobody reads from it.
+# Returns kind, name, seconds or null; the longest first.
+HOLDERS = """
+SELECT 'session',
+       format('pid %%s, %%s, %%s', pid, coalesce(nullif(application_name, ''), 'no application name'), state),
+       extract(epoch FROM statement_timestamp() - xact_start)::float8 AS seconds
+FROM pg_stat_activity
+WHERE datname = current_database()
+  AND pid <> pg_backend_pid()
+  AND backend_type = 'client backend'
+  AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+  AND xact_start <= statement_timestamp() - %(age)s * interval '1 second'
+UNION ALL
+SELECT 'prepared transaction', gid, extract(epoch FROM statement_timestamp() - prepared)::float8
+FROM pg_prepared_xacts
+WHERE database = current_database() AND prepared <= statement_timestamp() - %(age)s * interval '1 second'
+UNION ALL
+SELECT 'replication slot', slot_name::text, NULL
+FROM pg_replication_slots
+WHERE NOT active AND xmin IS NOT NULL
+ORDER BY seconds DESC NULLS LAST
+"""
+
+# BACKLOGS - the oldest due age at the head of each queue's two walks (of the queues named or, with null, of all),
+# and who is there to take it. Bounded.
+# Returns name, whether it is paused, whether a consumer that lives names it, seconds or null. %(patience)s:
+# seconds since the last heartbeat of a consumer that counts.
+# Index: django_pgqueue_item_claim_idx.
+BACKLOGS = """
+SELECT queue.name,
+       queue.paused_at IS NOT NULL,
+       EXISTS (SELECT
+               FROM django_pgqueue_queueconsumer AS consumer
+               WHERE consumer.queues ? queue.name
+                 AND consumer.last_heartbeat > statement_timestamp() - %(patience)s * interval '1 second'),
+       (SELECT extract(epoch FROM statement_timestamp() - min(head.due_at))::float8
+        FROM ((SELECT read_after AS due_at, lease_expires_at, expires_at, dead_lettered_at
+               FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+               WHERE queue_id = queue.name AND read_after <= statement_timestamp()
+               ORDER BY read_after, id
+               LIMIT %(limit)s)
+              UNION ALL
+              (SELECT published_at, lease_expires_at, expires_at, dead_lettered_at
+               FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+               WHERE queue_id = queue.name AND read_after IS NULL
+               ORDER BY read_after, id
+               LIMIT %(limit)s)) AS head
+        WHERE isfinite(head.due_at)
+          AND head.dead_lettered_at IS NULL
+          AND (head.lease_expires_at > statement_timestamp()) IS NOT TRUE
+          AND (head.expires_at <= statement_timestamp()) IS NOT TRUE)
+FROM django_pgqueue_messagequeue AS queue
+WHERE %(names)s::text[] IS NULL OR queue.name = ANY (%(names)s)
+ORDER BY queue.name
+"""
+
+# RECENT_LETTERS - how many of the youngest %(limit)s dead letters of each queue were set aside within %(age)s
+# seconds. Skips from queue to queue.
+# Index: django_pgqueue_item_dead_idx.
+RECENT_LETTERS = """
+WITH RECURSIVE origin AS (
+    (SELECT dead_lettered_from AS name
+     FROM django_pgqueue_messagequeueitem
+     WHERE dead_lettered_from IS NOT NULL
+     ORDER BY dead_lettered_from
+     LIMIT 1)
+    UNION ALL
+    SELECT (SELECT dead_lettered_from
+            FROM django_pgqueue_messagequeueitem
+            WHERE dead_lettered_from > origin.name
+            ORDER BY dead_lettered_from
+            LIMIT 1)
+    FROM origin
+    WHERE origin.name IS NOT NULL
+), recent AS (
+    SELECT origin.name,
+           (SELECT count(*)
+            FROM (SELECT dead_lettered_at
+                  FROM django_pgqueue_messagequeueitem
+                  WHERE dead_lettered_from = origin.name
+                  ORDER BY dead_lettered_from DESC, id DESC
+                  LIMIT %(limit)s) AS letter
+            WHERE dead_lettered_at > statement_timestamp() - %(age)s * interval '1 second') AS letters
+    FROM origin
+    WHERE origin.name IS NOT NULL
+)
+SELECT name, letters FROM recent WHERE letters > 0 ORDER BY name
+"""
+
+# VANISHED - how often queues vanished within %(age)s seconds.
+# Index: django_pgqueue_event_at_idx.
+VANISHED = """
+SELECT queue, count(*)
+FROM django_pgqueue_queueevent
+WHERE at > statement_timestamp() - %(age)s * interval '1 second' AND kind = 'vanished'
+GROUP BY queue
+ORDER BY queue
+"""
+
+# LAST_RUN - seconds since a run of the reaper ended.
+LAST_RUN = """
+SELECT extract(epoch FROM statement_timestamp() - finished_at)::float8 FROM django_pgqueue_reaperrun
+"""
+
+# LIVE_CONSUMERS - how many consumer processes live. %(patience)s as in BACKLOGS.
+LIVE_CONSUMERS = """
+SELECT count(*)
+FROM django_pgqueue_queueconsumer
+WHERE last_heartbeat > statement_timestamp() - %(patience)s * interval '1 second'
+"""
+
+# --- Sessions -------------------------------------------------------------------------------------
 
 # DEFAULT_ISOLATION - what a statement outside a transaction gets.
 DEFAULT_ISOLATION = "SELECT current_setting('default_transaction_isolation')"

@@ -19,7 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import mutants_letters, mutants_list, mutants_operating, mutants_speed, mutants_topics
+from tests import (
+    mutants_letters,
+    mutants_list,
+    mutants_operating,
+    mutants_seeing,
+    mutants_speed,
+    mutants_topics,
+)
 from tests.mutants_list import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,26 +90,33 @@ def try_mutant(mutant: Mutant) -> Result:
     return Result(mutant, "lives" if status == PASSED else f"pytest ended with {status}", output)
 
 
+def unbroken_output(mutants: list[Mutant]) -> str | None:
+    """Run the tests of all mutants without any. Returns what they say if they fail."""
+    tests = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+    with tempfile.TemporaryDirectory(prefix="pgqueue-mutant-") as folder:
+        copy_tree(Path(folder))
+        status, output = run_tests(Path(folder), tests, TIMEOUT * len(mutants))
+    return None if status == PASSED else output
+
+
 def main() -> int:
     """Run the mutants that the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only mutants whose promise or change holds one of these words")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at once")
+    parser.add_argument(
+        "--unbroken", action="store_true", help="the tests have just passed without any mutant: don't run them first"
+    )
     options = parser.parse_args()
     mutants = [
         mutant
-        for module in (mutants_list, mutants_operating, mutants_topics, mutants_letters, mutants_speed)
+        for module in (mutants_list, mutants_operating, mutants_topics, mutants_letters, mutants_speed, mutants_seeing)
         for mutant in module.MUTANTS
         if not options.words or any(word in f"{mutant.promise} {mutant.change}" for word in options.words)
     ]
     if not mutants:
         parser.error("no mutant has such a word")
-    with tempfile.TemporaryDirectory(prefix="pgqueue-mutant-") as folder:
-        copy_tree(Path(folder))
-        status, output = run_tests(
-            Path(folder), tuple(dict.fromkeys(test for m in mutants for test in m.tests)), TIMEOUT * len(mutants)
-        )
-    if status != PASSED:
+    if not options.unbroken and (output := unbroken_output(mutants)) is not None:
         print(output[-4000:], "\nthe tests fail without any mutant")
         return 1
     lives = 0

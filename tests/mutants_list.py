@@ -99,8 +99,8 @@ MUTANTS = (
         OWN_TRANSACTION,
         "the wake-up is sent inside the transaction",
         "services.py",
-        "        _follow_commit(connection, declaration, key)\n        return message_id\n",
-        "        _follow_commit(connection, declaration, key)\n        notify(declaration.name, using)\n"
+        "        _follow_commit(connection, declaration, key, 1)\n        return message_id\n",
+        "        _follow_commit(connection, declaration, key, 1)\n        notify(declaration.name, using)\n"
         "        return message_id\n",
         ("tests/test_publishing.py",),
     ),

@@ -1,14 +1,22 @@
 """`inspect_queues`: queues in numbers, for people and for programs."""
 
 import json
-from typing import Any
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import IO, Any
 
 import pytest
 from django.core.management import CommandError, call_command
 
 from django_pgqueue.models import MessageQueue
-from tests.support import delete_queue, make_message, make_queue
-from tests.workers import run
+from tests.support import DEADLINE, delete_queue, make_message, make_queue, wait_until
+from tests.workers import ROOT, command, environment, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -83,3 +91,49 @@ def test_an_unknown_database_is_told_in_one_line() -> None:
     """Before any query."""
     with pytest.raises(CommandError, match="--database: invalid choice: 'nowhere'"):
         call_command("inspect_queues", "--database", "nowhere")
+
+
+def test_watch_shows_them_again_and_again(queues: None) -> None:
+    """Through a pipe one table after the other, as JSON one line each, until SIGTERM, which is no failure."""
+    for form, count in (("text", "queue "), ("json", "[{")):
+        with command("inspect_queues", "--watch", "0.1", "--format", form) as running:
+            wait_until(lambda count=count, running=running: running.output.count(count) >= 3)
+            make_message("q")
+            assert running.stop() == 0
+            assert "\033" not in running.output and "Traceback" not in running.output
+    for line in running.output.splitlines():
+        assert {row["name"] for row in json.loads(line)} >= {"q", "idle"}
+
+
+def test_watch_on_a_terminal_draws_over_what_is_there(queues: None) -> None:
+    """Cleared once; then each line over the last one, so that nothing flickers; what changed is seen."""
+    leader, follower = pty.openpty()
+    with os.fdopen(leader, "rb", buffering=0) as terminal, os.fdopen(follower, "wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "django", "inspect_queues", "q", "--watch", "0.1"],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+        )
+        try:
+            shown = read_until(terminal, lambda text: text.count("\033[H") >= 4)
+            assert shown.count("\033[H\033[J") == 1
+            make_message("q", dead_lettered_from="x", dead_lettered_at="2026-01-01T00:00:00Z")
+            read_until(terminal, lambda text: re.search(r"q +2 +1 +1 +2 ", text) is not None)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(DEADLINE) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+def read_until(terminal: IO[bytes], condition: Callable[[str], bool]) -> str:
+    """Read what a terminal is sent until it fulfils a condition."""
+    deadline = time.monotonic() + DEADLINE
+    text = ""
+    while not condition(text):
+        assert time.monotonic() < deadline, text
+        text += terminal.read(4096).decode()
+    return text

@@ -6,6 +6,7 @@ import sys
 import threading
 from argparse import ArgumentParser
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError
@@ -13,6 +14,7 @@ from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
 from django_pgqueue.consumer import Consumer
+from django_pgqueue.health import Health
 from django_pgqueue.lanes import Handler
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
 from django_pgqueue.queues import Queue, find_queue, registered_handlers
@@ -49,6 +51,31 @@ class Command(BaseCommand):
             help="seconds that running handlers get after SIGTERM (default: 30)",
         )
 
+        parser.add_argument(
+            "--health-port",
+            type=at_least(0),
+            metavar="PORT",
+            help="answer probes by HTTP: /livez (restart it if not) and /readyz (it does its work)",
+        )
+        parser.add_argument("--health-host", default="0.0.0.0", help="address for that (default: 0.0.0.0, all)")
+        parser.add_argument(
+            "--health-file",
+            type=Path,
+            metavar="PATH",
+            help="a file that is written every 5 seconds while the process is alive",
+        )
+        parser.add_argument(
+            "--health-target",
+            type=at_least(0.0),
+            metavar="SECONDS",
+            help="not ready while a message has been due for longer (default: any time)",
+        )
+
+        parser.add_argument(
+            "--metrics-port", type=at_least(0), metavar="PORT", help="answer Prometheus at /metrics (an extra)"
+        )
+        parser.add_argument("--metrics-host", default="0.0.0.0", help="address for that (default: 0.0.0.0, all)")
+
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             consumer = Consumer(
@@ -74,6 +101,8 @@ class Command(BaseCommand):
                     stack.callback(timer.cancel)
 
             stack.enter_context(on_stop_signal(stop))
+            self._tell_health(stack, consumer, options)
+            self._tell_metrics(stack, consumer, options)
             try:
                 handled = consumer.run()
             except DatabaseError as error:
@@ -84,6 +113,33 @@ class Command(BaseCommand):
             # Daemon threads don't hold up the end, but the threads of an executor do (sync_to_async,
             # a handler's own pool): the interpreter would wait for those handlers.
             end_now(0)
+
+    def _tell_health(self, stack: ExitStack, consumer: Consumer, options: dict[str, Any]) -> None:
+        file, port = options["health_file"], options["health_port"]
+        if file is None and port is None:
+            return
+        address = None if port is None else (options["health_host"], port)
+        health = Health(consumer, options["health_target"])
+        try:
+            stack.enter_context(health.told(file=file, address=address))
+        except (OSError, OverflowError) as error:
+            raise CommandError(f"--health-file or --health-port: {error}") from error
+
+    def _tell_metrics(self, stack: ExitStack, consumer: Consumer, options: dict[str, Any]) -> None:
+        if options["metrics_port"] is None:
+            return
+        try:
+            from django_pgqueue import metrics
+        except ModuleNotFoundError as error:
+            if error.name != "prometheus_client":
+                raise
+            raise CommandError("--metrics-port needs: pip install django-pg-messagequeue[prometheus]") from error
+        try:
+            server = metrics.serve(options["metrics_port"], options["metrics_host"], consumer.using)
+        except (OSError, OverflowError) as error:
+            raise CommandError(f"--metrics-port: {error}") from error
+        stack.callback(server.server_close)
+        stack.callback(server.shutdown)
 
 
 def end_stuck() -> None:

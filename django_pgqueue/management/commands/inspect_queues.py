@@ -2,17 +2,24 @@
 
 import json
 import math
+import threading
 from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connections
+from django.utils.timezone import localtime as now
 
 from django_pgqueue import services
 from django_pgqueue.conf import database_alias
-from django_pgqueue.management.arguments import refusal
+from django_pgqueue.loop import run_every
+from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
 from django_pgqueue.services import QueueStats
+
+# What moves a terminal's cursor, and clears what it stands before.
+HOME, TO_END_OF_LINE, TO_END = "\033[H", "\033[K", "\033[J"
+CLEAR = HOME + TO_END
 
 COLUMNS = ("ready", "delayed", "leased", "dead", "expired", "orphaned")
 
@@ -26,21 +33,55 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("names", nargs="*", metavar="NAME", help="queues (default: all)")
         parser.add_argument("--format", choices=("text", "json"), default="text")
+        parser.add_argument(
+            "--watch",
+            type=at_least(0.1),
+            nargs="?",
+            const=2.0,
+            metavar="SECONDS",
+            help="show them again every so many seconds (2), until SIGINT or SIGTERM",
+        )
         parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        names, using = options["names"], database_alias(options["database"])
         try:
-            found = services.stats(options["names"], database_alias(options["database"]))
+            if options["watch"] is None:
+                missing = self._show(services.stats(names, using), options["format"], names)
+            else:
+                self._watch(names, using, options["format"], options["watch"])
+                return
         except DatabaseError as error:
             raise refusal(error) from error
-        if options["format"] == "json":
-            self.stdout.write(json.dumps([as_json(stats) for stats in found]))
-        else:
-            for line in table(found):
-                self.stdout.write(line)
-        missing = sorted(set(options["names"]) - {stats.name for stats in found})
         if missing:
             raise CommandError(f"no such queue: {', '.join(missing)}")
+
+    def _show(self, found: list[QueueStats], form: str, names: list[str]) -> list[str]:
+        """Print the numbers, and return the names of queues that there are not."""
+        if form == "json":
+            self.stdout.write(json.dumps([as_json(stats) for stats in found]))
+        else:
+            self.stdout.write("\n".join(table(found)))
+        return sorted(set(names) - {stats.name for stats in found})
+
+    def _watch(self, names: list[str], using: str, form: str, interval: float) -> None:
+        is_live = form == "text" and self.stdout.isatty()
+        stop = threading.Event()
+
+        def show() -> None:
+            found = services.stats(names, using)
+            if is_live:
+                # From the top, each line over the one that stands there: nothing flickers.
+                lines = [f"{now():%H:%M:%S}, every {interval:g} s", *table(found)]
+                self.stdout.write(HOME + "".join(f"{line}{TO_END_OF_LINE}\n" for line in lines) + TO_END, ending="")
+            else:
+                self._show(found, form, names)
+            self.stdout.flush()
+
+        with on_stop_signal(stop.set):
+            if is_live:
+                self.stdout.write(CLEAR, ending="")
+            run_every(lambda: interval, show, stop, alias=using, loop="inspect", strict=True)
 
 
 def as_json(stats: QueueStats) -> dict[str, Any]:

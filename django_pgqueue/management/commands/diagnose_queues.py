@@ -1,0 +1,91 @@
+"""What is wrong with the queues, or soon will be."""
+
+import json
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.apps import apps
+from django.core.checks import ERROR, WARNING, CheckMessage, run_checks
+from django.core.management.base import BaseCommand
+from django.db import DatabaseError, connections
+
+from django_pgqueue import diagnosis
+from django_pgqueue.conf import database_alias
+from django_pgqueue.management.arguments import refusal
+
+LEVELS = {"error": ERROR, "warning": WARNING}
+
+# Exit statuses.
+FINE, WARNINGS, ERRORS = 0, 1, 2
+
+
+class Command(BaseCommand):
+    help = (
+        "Look at the queues, their tables and the server, and tell what is wrong and how to mend it. Changes nothing."
+        " Exits with 0 when nothing is, 1 when there are warnings (with --fail-level warning), 2 when there are errors."
+    )
+    # It runs them itself, to report them in its own way.
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--fail-level", choices=tuple(LEVELS), default="error", help="(default: error)")
+        parser.add_argument("--format", choices=("text", "json"), default="text")
+        parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        using = database_alias(options["database"])
+        checked = run_checks([apps.get_app_config(diagnosis.APP)], databases=[using])
+        found = [message for message in checked if str(message.id).startswith(f"{diagnosis.APP}.")]
+        try:
+            # What is wrong with settings or schema may leave nothing to look at.
+            if not any(message.level >= ERROR for message in found):
+                found += diagnosis.examine(using)
+        except DatabaseError as error:
+            raise refusal(error) from error
+        found.sort(key=lambda message: -message.level)
+        if options["format"] == "json":
+            self.stdout.write(json.dumps([as_json(message) for message in found]))
+        else:
+            self._report(found)
+        worst = max((message.level for message in found), default=0)
+        if worst >= ERROR:
+            sys.exit(ERRORS)
+        if worst >= LEVELS[options["fail_level"]]:
+            sys.exit(WARNINGS)
+
+    def _report(self, found: list[CheckMessage]) -> None:
+        style = {"error": self.style.ERROR, "warning": self.style.WARNING, "info": self.style.NOTICE}
+        for message in found:
+            self.stdout.write(f"{style[level_of(message)](number_of(message))}  {message.msg}")
+            for line in (remedy_of(message), message.hint):
+                if line:
+                    self.stdout.write(f"      {line}")
+        self.stdout.write("nothing is wrong" if not found else f"{len(found)} findings")
+
+
+def as_json(message: CheckMessage) -> dict[str, str | None]:
+    return {
+        "id": number_of(message),
+        "level": level_of(message),
+        "text": str(message.msg),
+        "remedy": remedy_of(message),
+        "hint": None if message.hint is None else str(message.hint),
+    }
+
+
+def number_of(message: CheckMessage) -> str:
+    """Return ``E005`` of ``django_pgqueue.E005``."""
+    return str(message.id).rpartition(".")[2]
+
+
+def level_of(message: CheckMessage) -> str:
+    if message.level >= ERROR:
+        return "error"
+    return "warning" if message.level >= WARNING else "info"
+
+
+def remedy_of(message: CheckMessage) -> str | None:
+    """Return how a finding of ours is mended. None: it is not ours."""
+    kind = diagnosis.FINDINGS.get(number_of(message))
+    return None if kind is None else kind.remedy
