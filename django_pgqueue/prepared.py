@@ -62,7 +62,9 @@ def fetch_rows(connection: BaseDatabaseWrapper, statement: str, params: dict[str
     # Inside a transaction the connection is there, or that is over.
     if not connection.in_atomic_block:
         connection.close_if_health_check_failed()
-    connection.ensure_connection()
+    # Whoever has come here has looked for the connection before; it may just have been closed.
+    if connection.connection is None:
+        connection.ensure_connection()
     if is_watched(connection):
         with connection.cursor() as watched:
             watched.execute(statement, params)

@@ -107,7 +107,7 @@ class Queue:
     def declaration(self) -> Declaration:
         """The attributes as they are stored in the queue's row."""
         max_deliveries = self._max_deliveries or settings.MAX_DELIVERIES
-        bindings = tuple((topic, self.copy_ttl) for topic in sorted(self._topics))
+        bindings = tuple((topic, self.copy_ttl) for topic in sorted(self._topics)) if self._topics else ()
         kept = self._declaration
         if kept is None or (kept.max_deliveries, kept.bindings) != (max_deliveries, bindings):
             self._declaration = kept = Declaration(

@@ -1,5 +1,6 @@
 """What Prometheus is told, by a real scrape of a real process, and by the registry of this one."""
 
+import json
 import re
 import socket
 import urllib.request
@@ -302,3 +303,24 @@ def test_the_rules_use_metrics_that_there_are() -> None:
         assert rule["expr"].count("(") == rule["expr"].count(")")
     # Never on one that was revived.
     assert not [rule for rule in rules if "revived" in rule["expr"]]
+
+
+def test_the_dashboard_shows_metrics_that_there_are() -> None:
+    """Each panel has a title and a place of its own, and its expressions use nothing that is not exported."""
+    dashboard: Any = json.loads((ROOT / "docs" / "ops" / "grafana.json").read_text())
+    places = set()
+    for panel in dashboard["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert panel["title"] and not cells & places and max(x for x, _ in cells) < 24
+        places |= cells
+        for target in panel["targets"]:
+            used = set(re.findall(r"pgqueue_\w+", target["expr"]))
+            assert used and used <= exported(), panel["title"]
+            assert target["expr"].count("(") == target["expr"].count(")")
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    assert {variable["name"] for variable in dashboard["templating"]["list"]} == {"datasource", "queue"}
