@@ -1043,7 +1043,7 @@ RECORD_RUN = """
 INSERT INTO django_pgqueue_reaperrun (id, seconds, report)
 VALUES (1, %(seconds)s, %(report)s::jsonb)
 ON CONFLICT (id) DO UPDATE
-SET finished_at = statement_timestamp(), seconds = excluded.seconds, report = excluded.report
+SET finished_at = statement_timestamp(), seconds = %(seconds)s, report = %(report)s::jsonb
 """
 
 # NOW - the clock that decides.

@@ -280,7 +280,7 @@ def test_the_view_answers_a_scrape(counted: Counted, rf: RequestFactory) -> None
 
 def exported() -> set[str]:
     """Return the names of all metrics."""
-    make_queue("q")
+    Queue("q").declare()
     Reaper("default").run_once()
     return {name for name, _ in scraped()} | {f"{count.name}_total" for count in COUNTS.values()}
 

@@ -100,8 +100,9 @@ def test_watch_shows_them_again_and_again(queues: None) -> None:
             wait_until(lambda count=count, running=running: running.output.count(count) >= 3)
             make_message("q")
             assert running.stop() == 0
-            assert "\033" not in running.output and "Traceback" not in running.output
-    for line in running.output.splitlines():
+            shown = running.output
+            assert "\033" not in shown and "Traceback" not in shown
+    for line in shown.splitlines():
         assert {row["name"] for row in json.loads(line)} >= {"q", "idle"}
 
 

@@ -35,9 +35,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])
-        checked = run_checks([apps.get_app_config(diagnosis.APP)], databases=[using])
-        found = [message for message in checked if str(message.id).startswith(f"{diagnosis.APP}.")]
         try:
+            checked = run_checks([apps.get_app_config(diagnosis.APP)], databases=[using])
+            found = [message for message in checked if str(message.id).startswith(f"{diagnosis.APP}.")]
             # What is wrong with settings or schema may leave nothing to look at.
             if not any(message.level >= ERROR for message in found):
                 found += diagnosis.examine(using)
