@@ -120,6 +120,8 @@ class Consumer:
         self._stopping = threading.Event()
         self._stopping_now = threading.Event()
         self._ended = threading.Event()
+        # Held while the minute's counts are written: at the end a last beat may be on its way.
+        self._telling = threading.Lock()
         self._outage = Outage("consumer")
         #: Inside a TestCase: no thread but the calling one.
         self._is_inline = False
@@ -204,6 +206,7 @@ class Consumer:
                     for _ in range(lane.concurrency):
                         lane.put(None)
                 with contextlib.suppress(*DATABASE_FAULTS):
+                    self._tell_minute()
                     services.forget_consumer(self.id, self.using)
                 # All end at once, but for workers in a handler that outlived its grace.
                 for thread in threads[:OWN_THREADS] if self._held() else threads:
@@ -254,6 +257,7 @@ class Consumer:
         # Afresh: a queue may have been bound or unbound since.
         self._heartbeat.declared = {lane.queue.name: lane.queue.declaration for lane in self._lanes}
         self._heartbeat.run_once()
+        self._tell_minute()
         self._seen_until = sent + TRUSTED_HEARTBEATS * settings.HEARTBEAT_INTERVAL
         now = time.monotonic()
         for lane in self._lanes:
@@ -262,6 +266,16 @@ class Consumer:
             elif lane.is_exclusive:
                 # Too late: another may own the queue. A claim tells, and there was none meanwhile.
                 self._event.set()
+
+    def _tell_minute(self) -> None:
+        """Add what was done since the last time to the queues' minutes."""
+        with self._telling:
+            tallies = {lane: lane.tally for lane in self._lanes if lane.tally != lane.told}
+            if tallies:
+                news = {lane.queue.name: tally.since(lane.told) for lane, tally in tallies.items()}
+                services.count_minute(news, self.using)
+            for lane, tally in tallies.items():
+                lane.told = tally
 
     def _every(self, interval: float, run_once: Callable[[], object], loop: str) -> None:
         with own_connection(self.using, loop):
@@ -551,6 +565,7 @@ class Consumer:
             self._claimed -= len(messages)
         elif done := len(messages) - len(lost):
             self.handled += done
+            lane.count(verb, done)
             signals.messages_handled.send_robust(lane.queue.name, using=self.using, count=done)
 
     def _settle_as(self, verb: str, lane: Lane, messages: list[Message], outcomes: list[Outcome]) -> set[int]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from django_pgqueue.low_water import LowWaterMark
 from django_pgqueue.message import Message
-from django_pgqueue.services import Declaration
+from django_pgqueue.services import Declaration, Tally
 
 ACK_MODES = ("late", "early", "atomic")
 
@@ -96,6 +96,9 @@ class Lane:
     asked: float = 0.0
     #: Set by other threads: somebody published since the last claim was sent.
     woken: bool = False
+    #: What became of messages, and how much of it is told: each is written by one thread.
+    tally: Tally = Tally()
+    told: Tally = Tally()
     #: A claim met a suspect and left it; how many were taken in a row.
     suspect_waiting: bool = False
     suspects_in_row: int = 0
@@ -137,6 +140,17 @@ class Lane:
             # Closed: at the end, when its last worker took the None before this line was reached.
             with contextlib.suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.arrived.set)
+
+    def count(self, verb: str, messages: int) -> None:
+        """Note how messages were settled."""
+        handled, failed, dead_lettered = self.tally
+        if verb == "nack":
+            failed += messages
+        elif verb == "reject":
+            dead_lettered += messages
+        else:
+            handled += messages
+        self.tally = Tally(handled, failed, dead_lettered)
 
     @property
     def size(self) -> int:

@@ -125,6 +125,32 @@ class QueueEvent(models.Model):
         return f"{self.queue} {self.kind}"
 
 
+class QueueMinute(models.Model):
+    """
+    What became of a queue's messages in one minute, and how many there were: for charts. Kept for a day.
+
+    Consumers add to the counts as they beat, so what a killed one had not told is missing. The reaper counts
+    what waits, up to a bound; a queue in which nothing is and nothing happens has no rows.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.TextField()
+    minute = ReadableDateTimeField()
+    handled = models.BigIntegerField(default=0, db_default=0)
+    failed = models.BigIntegerField(default=0, db_default=0)
+    dead_lettered = models.BigIntegerField(default=0, db_default=0)
+    waiting = models.IntegerField(null=True, help_text="Ready, delayed and leased messages. Null: not counted.")
+    more = models.BooleanField(default=False, db_default=False, help_text="Whether there were more than counted.")
+
+    class Meta:
+        db_table = "django_pgqueue_queueminute"
+        constraints = (models.UniqueConstraint(fields=("queue", "minute"), name="django_pgqueue_minute_unique"),)
+        indexes = (models.Index(fields=("minute",), name="django_pgqueue_minute_idx"),)
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.minute:%H:%M}"
+
+
 class ReaperRun(models.Model):
     """The reaper's last run, whoever ran it: one row."""
 

@@ -55,6 +55,9 @@ LATEST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 # So many messages of each queue are looked at where a bounded look has to do.
 LOOKED_AT = 1_000
 
+# So many waiting messages of each queue, in each of two walks, are counted once a minute.
+SAMPLED = 10_000
+
 # Failure texts are capped: the reason is for a person's eye, the traceback is in the log.
 MAX_REASON_LENGTH = 2_000
 
@@ -1247,6 +1250,66 @@ def forget_events(age: float, limit: int, using: str) -> int:
 def forget_bodies(limit: int, using: str) -> int:
     """Remove a batch of topic bodies that have been there long enough. Returns how many."""
     return len(_run(using, sql.FORGET_BODIES, limit=limit))
+
+
+# --- History --------------------------------------------------------------------------------------
+
+
+class Tally(NamedTuple):
+    """What became of messages of one queue, in numbers."""
+
+    handled: int = 0
+    failed: int = 0
+    dead_lettered: int = 0
+
+    def since(self, earlier: Tally) -> Tally:
+        """Return what was added to ``earlier``."""
+        return Tally(*(now - then for now, then in zip(self, earlier, strict=True)))
+
+
+def count_minute(tallies: Mapping[str, Tally], using: str) -> None:
+    """Add what became of messages, by queue, to the minute that it is now."""
+    told = list(tallies.values())
+    _run(
+        using,
+        sql.COUNT_MINUTE,
+        queues=list(tallies),
+        handled=[tally.handled for tally in told],
+        failed=[tally.failed for tally in told],
+        dead_lettered=[tally.dead_lettered for tally in told],
+    )
+
+
+def sample_minute(using: str) -> None:
+    """Note how many messages wait in each queue, up to ``SAMPLED``."""
+    _run(using, sql.SAMPLE_MINUTE, most=SAMPLED)
+
+
+class Minute(NamedTuple):
+    """One minute of a queue."""
+
+    #: Minutes before the present one, which is 0.
+    ago: int
+    handled: int
+    failed: int
+    dead_lettered: int
+    #: None: not counted.
+    waiting: int | None
+    #: Whether more waited than were counted.
+    more: bool
+
+
+def minutes(names: Sequence[str], count: int, using: str) -> dict[str, list[Minute]]:
+    """Return the last ``count`` minutes of these queues, the oldest first. Those in which nothing was are missing."""
+    found: dict[str, list[Minute]] = {name: [] for name in names}
+    for name, *minute in _run(using, sql.MINUTES, names=list(names), minutes=count):
+        found[name].append(Minute(*minute))
+    return found
+
+
+def forget_minutes(age: float, limit: int, using: str) -> int:
+    """Remove a batch of minutes that are ``age`` seconds old or older. Returns how many."""
+    return len(_run(using, sql.FORGET_MINUTES, age=age, limit=limit))
 
 
 # --- Seeing ---------------------------------------------------------------------------------------
