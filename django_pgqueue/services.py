@@ -973,6 +973,22 @@ def release(messages: Sequence[Message], using: str) -> set[int]:
     return _lost(messages, using, _run(using, sql.RELEASE, **_fence(messages)))
 
 
+def release_lease(message_id: int, token: UUID, using: str) -> bool:
+    """
+    Give back one message whoever holds it; the delivery does not count. Wakes the consumers.
+
+    For an operator: what its consumer does from now on with this lease is refused. Returns whether the lease was
+    still there.
+    """
+    fence = {"ids": f"{{{message_id}}}", "tokens": f"{{{token}}}"}
+    if not _run(using, sql.RELEASE, **fence):
+        return False
+    rows = _run(using, sql.QUEUE_OF, id=message_id)
+    if rows:
+        notify(rows[0][0], using)
+    return True
+
+
 def dead_letter(
     declaration: Declaration,
     ids: Sequence[int],
@@ -1373,6 +1389,11 @@ def depths(most: int, using: str, names: Sequence[str] | None = None) -> list[De
 def orphans(most: int, using: str) -> dict[str, int]:
     """Count the orphans of each queue, looking at no more than ``most``."""
     return dict(_run(using, sql.ORPHANS, most=most))
+
+
+def dead_letters(names: Sequence[str], most: int, using: str) -> dict[str, int]:
+    """Count what each of these queues gave up and that is still there, no more than ``most`` of each."""
+    return dict(_run(using, sql.DEAD_LETTERS, names=list(names), most=most))
 
 
 def events_per_day(using: str) -> dict[tuple[str, str], int]:

@@ -780,6 +780,9 @@ FROM django_pgqueue_messagequeueitem
 WHERE id = ANY (%(ids)s)
 """
 
+# QUEUE_OF - the queue of a message.
+QUEUE_OF = "SELECT queue_id FROM django_pgqueue_messagequeueitem WHERE id = %(id)s AND queue_id IS NOT NULL"
+
 # PURGE - delete a batch of what waits on a queue: all that nobody holds and that was published up to
 # %(before)s.
 # Locks: the batch, skipping what others hold.
@@ -1251,6 +1254,20 @@ FROM (SELECT orphaned_from
       LIMIT %(most)s) AS orphan
 GROUP BY orphaned_from
 ORDER BY orphaned_from
+"""
+
+# DEAD_LETTERS - how many messages that each of these queues gave up are there, wherever they wait. No more than
+# %(most)s of each are counted.
+# Index: django_pgqueue_item_dead_idx.
+DEAD_LETTERS = """
+SELECT name,
+       (SELECT count(*)
+        FROM (SELECT id
+              FROM django_pgqueue_messagequeueitem
+              WHERE dead_lettered_from = name
+              ORDER BY dead_lettered_from, id
+              LIMIT %(most)s) AS letter)
+FROM unnest(%(names)s::text[]) AS name
 """
 
 # EVENTS_PER_DAY - how often each queue was reaped, revived, vanished within a day.

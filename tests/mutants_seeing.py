@@ -8,6 +8,8 @@ from tests.mutants_list import Mutant
 
 FOUND = "what is wrong is found, and nothing else"
 COUNTED = "what is counted happened"
+ALLOWED = "in the admin one does what one may, and it is written down"
+TOLD = "a minute tells what became of messages"
 PROBED = "a probe is told the truth"
 
 DIAGNOSIS = "tests/test_diagnosis.py"
@@ -112,5 +114,53 @@ MUTANTS = (
         "                count(*) FILTER (WHERE walk = 3)) >= %(most)s",
         "                count(*) FILTER (WHERE walk = 3)) > %(most)s",
         ("tests/test_metrics.py::test_a_scrape_looks_at_no_more_than_so_many",),
+    ),
+    Mutant(
+        ALLOWED,
+        "whoever may look may operate",
+        "admin/base.py",
+        "django_pgqueue.change_messagequeue",
+        "django_pgqueue.view_messagequeue",
+        ("tests/test_admin_operations.py::test_who_may_only_look_can_do_nothing",),
+    ),
+    Mutant(
+        ALLOWED,
+        "it is not written down",
+        "admin/queues.py",
+        "        self.log_change(request, row, outcome)\n",
+        "",
+        ("tests/test_admin_operations.py::test_a_queue_is_paused_and_resumed",),
+    ),
+    Mutant(
+        ALLOWED,
+        "a purge takes any name",
+        "admin/operations.py",
+        "        if name != self.row.name:\n",
+        "        if not name:\n",
+        ("tests/test_admin_operations.py::test_a_purge_wants_the_name_typed",),
+    ),
+    Mutant(
+        ALLOWED,
+        "publishing rewrites the queue's attributes",
+        "admin/operations.py",
+        "        max_deliveries=row.max_deliveries,\n",
+        "",
+        ("tests/test_admin_operations.py::test_a_message_is_published",),
+    ),
+    Mutant(
+        TOLD,
+        "a heartbeat tells all of it again",
+        "consumer.py",
+        "                lane.told = tally\n",
+        "                pass\n",
+        ("tests/test_history.py::test_it_tells_with_each_heartbeat_and_nothing_twice",),
+    ),
+    Mutant(
+        TOLD,
+        "counts of one minute replace each other",
+        "sql.py",
+        "SET handled = kept.handled + excluded.handled,\n",
+        "SET handled = excluded.handled,\n",
+        ("tests/test_history.py::test_counts_of_several_processes_add_up",),
     ),
 )

@@ -224,6 +224,8 @@ def consume(shop: Shop, using: str) -> None:
     heartbeat = Heartbeat(using, declared=[queue.declaration], consumer=uuid4())
     heartbeat.run_once()
     heartbeat.run_once()
+    for _ in range(2):
+        services.count_minute({"orders": services.Tally(1, 2, 3)}, using)
     Queue("owned", exclusive=True, using=using).declare()
     assert services.take_over("owned", heartbeat.consumer, using)
     services.forget_consumer(heartbeat.consumer, using)
@@ -240,14 +242,16 @@ def reap(shop: Shop, using: str) -> None:
     Topic("prices", using=shop.owner).bind(shop.queue("idle", auto_deleted=True))
     shop.sql("INSERT INTO django_pgqueue_queueevent (queue, kind, at) VALUES ('long ago', 'reaped', '2000-01-01')")
     shop.sql("INSERT INTO django_pgqueue_topicbody (content, expires_at) VALUES ('', '2000-01-01')")
+    shop.sql("INSERT INTO django_pgqueue_queueminute (queue, minute) VALUES ('long ago', '2000-01-01')")
     shop.sql("UPDATE django_pgqueue_messagequeue SET last_active = '2000-01-01' WHERE name = 'idle'")
     services.beat(uuid4(), "host", 1, ["orders"], shop.owner)
     shop.sql("UPDATE django_pgqueue_queueconsumer SET last_heartbeat = '2000-01-01'; SELECT pg_sleep(0.002)")
     reaped = Reaper(using).run_once()
     assert (reaped.expired, reaped.dead_lettered, reaped.adopted, reaped.queues) == (1, 2, 1, ["idle"])
     assert (reaped.events, reaped.bodies) == (1, 1)
-    # The second run finds the first one's record.
+    # The second run finds the first one's records.
     Reaper(using).run_once()
+    assert fetch("SELECT DISTINCT queue FROM django_pgqueue_queueminute", using=shop.owner) == [("gone",)]
     for table in ("django_pgqueue_queueconsumer", "django_pgqueue_topicbinding", "django_pgqueue_topicbody"):
         assert fetch(f"SELECT count(*) FROM {table}", using=shop.owner) == [(0,)]
 

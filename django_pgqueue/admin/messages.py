@@ -1,0 +1,250 @@
+"""The messages: lists that read no payload and end in time, and a page for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.utils import quote, unquote
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db import OperationalError, connections, transaction
+from django.db.models import F, Func, QuerySet, TextField
+from django.db.models.functions import Left
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import path, reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from django_pgqueue import services
+from django_pgqueue.admin.base import ReadOnlyAdmin, UncountedPaginator, may_operate
+from django_pgqueue.conf import database_alias
+from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
+
+# A list that takes longer than so many milliseconds is given up, and says so.
+PATIENCE = 2_000
+# Characters of a payload, of headers, of a reason that a page shows.
+SHOWN = 20_000
+
+STATES = ("ready", "delayed", "leased", "dead", "expired", "orphaned")
+
+
+class NameFilter(admin.SimpleListFilter):
+    """A filter by a name that is typed, since there may be thousands."""
+
+    template = "admin/django_pgqueue/messagequeueitem/name_filter.html"
+    column: str
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
+        # Without any, Django leaves the filter out.
+        return [("", "")]
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        # What else is chosen, for the form to keep.
+        yield {"others": [pair for pair in changelist.params.items() if pair[0] not in (self.parameter_name, "p")]}
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(**{self.column: self.value()}) if self.value() else queryset
+
+
+class QueueFilter(NameFilter):
+    title, parameter_name, column = "queue", "queue", "queue_id"
+
+
+class DeadFromFilter(NameFilter):
+    title, parameter_name, column = "queue that gave it up", "dead_from", "dead_lettered_from"
+
+
+class StateFilter(admin.SimpleListFilter):
+    title, parameter_name = "state", "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
+        return [(state, state) for state in STATES]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        if self.value() not in STATES:
+            return queryset
+        chosen: QuerySet[Any] = getattr(queryset, str(self.value()))()
+        return chosen
+
+
+class MessageChangeList(ChangeList):
+    """A page of messages, or none and a word where it would take too long to find them."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        using = database_alias()
+        try:
+            with transaction.atomic(using=using):
+                with connections[using].cursor() as cursor:
+                    cursor.execute("SELECT set_config('statement_timeout', %s, true)", [f"{PATIENCE}ms"])
+                super().get_results(request)
+                rows = list(self.result_list)
+                now = services.now(using)
+        except OperationalError as error:
+            if getattr(error.__cause__, "sqlstate", None) != "57014":
+                raise
+            text = (
+                f"This took longer than {PATIENCE / 1000:g} seconds and was given up: choose a queue, or another state."
+            )
+            messages.warning(request, text)
+            self.result_count, self.full_result_count, self.show_full_result_count = 0, None, False
+            self.show_admin_actions = self.can_show_all = self.multi_page = False
+            self.result_list = []
+            self.paginator = self.model_admin.get_paginator(request, [], self.list_per_page)  # type: ignore[arg-type]
+            return
+        for row in rows:
+            row.now = now
+        self.result_list = rows
+
+
+@admin.register(MessageQueueItem)
+class MessageQueueItemAdmin(ReadOnlyAdmin):
+    list_display = (
+        "id",
+        "state",
+        "queue_name",
+        "published_at",
+        "read_after",
+        "expires_at",
+        "delivery_count",
+        "lease_expires_at",
+        "dead_lettered_from",
+    )
+    list_filter = (QueueFilter, DeadFromFilter, StateFilter)
+    # By any other column, the whole table would be read and sorted for one page.
+    sortable_by = ("id",)
+    ordering = ("-id",)
+    show_full_result_count = False
+    paginator = UncountedPaginator
+    change_form_template = "admin/django_pgqueue/messagequeueitem/change_form.html"
+    fieldsets = (
+        (None, {"fields": ("id", "state", "queue_link", "pretty_payload", "pretty_headers")}),
+        ("Times", {"fields": ("published_at", "read_after", "expires_at")}),
+        (
+            "Deliveries",
+            {"fields": ("delivery_count", "lease_expires_at", "holder", "failure_history")},
+        ),
+        (
+            "Set aside",
+            {"fields": ("orphaned_from", "dead_lettered_from", "dead_lettered_at", "dead_letter_path")},
+        ),
+    )
+
+    class Media:
+        css = {"all": ("django_pgqueue/admin.css",)}
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return MessageChangeList
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[MessageQueueItem]:
+        # Payloads may be megabytes, and may be what Python cannot hold: a list shows none, a page a part, as text.
+        queryset: QuerySet[Any] = super().get_queryset(request)
+        match = request.resolver_match
+        if match is not None and str(match.url_name).endswith("_changelist"):
+            return queryset.defer("payload", "headers", "failures")
+        texts = queryset.annotate(payload_text=_pretty("payload"), headers_text=_pretty("headers"))
+        page: QuerySet[MessageQueueItem] = texts.defer("payload", "headers")
+        return page
+
+    def get_ordering(self, request: HttpRequest) -> Any:
+        """Go along the claim index where a queue is chosen: by id, a small queue would be looked for among all."""
+        if not request.GET.get("queue"):
+            return self.ordering
+        if request.GET.get("state") == "leased":
+            # At the head.
+            return (F("read_after").asc(nulls_last=True), "id")
+        return (F("read_after").desc(nulls_first=True), "-id")
+
+    # --- Columns and fields ---
+
+    @admin.display(description="state")
+    def state(self, row: Any) -> str:
+        return str(row.state(row.now if hasattr(row, "now") else services.now(database_alias())))
+
+    @admin.display(description="queue")
+    def queue_name(self, row: MessageQueueItem) -> str:
+        return row.queue_id or f"{row.orphaned_from} (gone)"
+
+    @admin.display(description="queue")
+    def queue_link(self, row: MessageQueueItem) -> SafeString | str:
+        if row.queue_id is None:
+            return self.queue_name(row)
+        url = reverse("admin:django_pgqueue_messagequeue_change", args=[quote(row.queue_id)])
+        return format_html('<a href="{}">{}</a>', url, row.queue_id)
+
+    @admin.display(description="payload")
+    def pretty_payload(self, row: Any) -> SafeString:
+        return _shown(row.payload_text)
+
+    @admin.display(description="headers")
+    def pretty_headers(self, row: Any) -> SafeString:
+        return _shown(row.headers_text)
+
+    @admin.display(description="leased by")
+    def holder(self, row: MessageQueueItem) -> str:
+        if row.leased_by is None:
+            return "-"
+        consumer = QueueConsumer.objects.using(database_alias()).filter(pk=row.leased_by).first()
+        return f"{row.leased_by} ({consumer or 'not running any more, or a claim by hand'})"
+
+    @admin.display(description="failures")
+    def failure_history(self, row: MessageQueueItem) -> SafeString | str:
+        lines = [
+            tuple(str(each.get(key, "")) for key in ("at", "queue", "delivery_count", "process", "reason"))
+            for each in row.failures or []
+        ]
+        if not lines:
+            return "-"
+        body = format_html_join(
+            "", "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td><pre>{}</pre></td></tr>", reversed(lines)
+        )
+        return format_html(
+            '<table class="pgqueue-failures"><thead><tr><th scope="col">at</th><th scope="col">queue</th>'
+            '<th scope="col">delivery</th><th scope="col">process</th><th scope="col">reason</th></tr></thead>'
+            "<tbody>{}</tbody></table>",
+            body,
+        )
+
+    # --- Pages ---
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view(self.release_view)
+        name = "django_pgqueue_messagequeueitem_release"
+        return [path("<path:object_id>/release/", view, name=name), *super().get_urls()]
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        row = context["original"]
+        operate = may_operate(request)
+        context |= {
+            "may_release": operate and self.state(row) == "leased",
+            "redrive_url": None,
+        }
+        origin = row.dead_lettered_from
+        if operate and origin and MessageQueue.objects.using(database_alias()).filter(pk=origin).exists():
+            url = reverse("admin:django_pgqueue_messagequeue_operate", args=[quote(origin), "redrive"])
+            context["redrive_url"] = f"{url}?ids={row.pk}"
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def release_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Give a leased message back at once: for a consumer of which one knows that it is gone."""
+        if not may_operate(request) or request.method != "POST":
+            raise PermissionDenied
+        row = self.get_object(request, unquote(object_id))
+        if row is None:
+            raise Http404
+        if row.lease_token is not None and services.release_lease(row.pk, row.lease_token, database_alias()):
+            self.log_change(request, row, "Lease released.")
+            self.message_user(request, "The lease was released: the message is ready.", messages.SUCCESS)
+        else:
+            self.message_user(request, "The lease had ended by itself, or is another's by now.", messages.WARNING)
+        return HttpResponseRedirect(reverse("admin:django_pgqueue_messagequeueitem_change", args=[quote(row.pk)]))
+
+
+def _pretty(column: str) -> Left:
+    return Left(Func(F(column), function="jsonb_pretty", output_field=TextField()), SHOWN + 1)
+
+
+def _shown(text: str) -> SafeString:
+    cut = format_html("<p>Only the first {} characters are shown.</p>", f"{SHOWN:,}") if len(text) > SHOWN else ""
+    return format_html('<pre class="pgqueue-json" tabindex="0">{}</pre>{}', text[:SHOWN], cut)

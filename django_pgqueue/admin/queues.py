@@ -1,0 +1,286 @@
+"""The queues page, the page of one queue, and the pages of what can be done to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.utils import quote, unquote
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.http import urlencode
+from django.utils.safestring import SafeString
+
+from django_pgqueue import services
+from django_pgqueue.admin.base import ReadOnlyAdmin, may_operate
+from django_pgqueue.admin.charts import chart, rate
+from django_pgqueue.admin.numbers import MOST, Numbers, numbers_of, reapable_in
+from django_pgqueue.admin.operations import OPERATIONS, REFUSALS, Operation, queue_of
+from django_pgqueue.conf import database_alias
+from django_pgqueue.models import MessageQueue, QueueConsumer
+from django_pgqueue.reaper import Reaper
+
+DASH = "-"
+
+
+class QueueChangeList(ChangeList):
+    """A page of queues together with their numbers."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        rows: list[Any] = list(self.result_list)
+        numbers = numbers_of([row.name for row in rows], database_alias())
+        now = services.now(database_alias())
+        for row in rows:
+            row.numbers, row.now = numbers[row.name], now
+        self.result_list = rows
+
+
+@admin.register(MessageQueue)
+class MessageQueueAdmin(ReadOnlyAdmin):
+    list_display = (
+        "name",
+        "condition",
+        "ready",
+        "delayed",
+        "leased",
+        "dead",
+        "orphaned",
+        "oldest_due",
+        "consumers",
+        "activity",
+        "heals",
+        "last_active",
+    )
+    list_filter = ("auto_deleted", "durable", "exclusive", ("paused_at", admin.EmptyFieldListFilter))
+    search_fields = ("name",)
+    sortable_by = ("name", "last_active")
+    ordering = ("name",)
+    list_per_page = 50
+    list_max_show_all = 200
+    actions = ("pause_selected", "resume_selected")
+    change_list_template = "admin/django_pgqueue/messagequeue/change_list.html"
+    change_form_template = "admin/django_pgqueue/messagequeue/change_form.html"
+
+    class Media:
+        css = {"all": ("django_pgqueue/admin.css",)}
+        js = ("django_pgqueue/refresh.js",)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return QueueChangeList
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        return may_operate(request)
+
+    # --- Columns ---
+
+    @admin.display(description="state")
+    def condition(self, row: Any) -> SafeString:
+        return format_html_join(" ", '<span class="pgqueue-mark pgqueue-{}">{}</span>', conditions(row))
+
+    @admin.display(description="ready")
+    def ready(self, row: Any) -> str:
+        return count_of(row.numbers, "ready")
+
+    @admin.display(description="delayed")
+    def delayed(self, row: Any) -> str:
+        return count_of(row.numbers, "delayed")
+
+    @admin.display(description="leased")
+    def leased(self, row: Any) -> str:
+        return count_of(row.numbers, "leased")
+
+    @admin.display(description="dead letters")
+    def dead(self, row: Any) -> str:
+        numbers: Numbers = row.numbers
+        return numbers.at_least(numbers.dead_letters, more=numbers.dead_letters >= MOST)
+
+    @admin.display(description="orphans")
+    def orphaned(self, row: Any) -> str:
+        return f"{row.numbers.orphans:,}"
+
+    @admin.display(description="oldest due")
+    def oldest_due(self, row: Any) -> str:
+        return duration(row.numbers.depth.oldest_due_age if row.numbers.depth else None)
+
+    @admin.display(description="consumers")
+    def consumers(self, row: Any) -> str:
+        return str(row.numbers.depth.consumers) if row.numbers.depth else DASH
+
+    @admin.display(description="handled, last hour")
+    def activity(self, row: Any) -> SafeString:
+        per_second = rate(row.numbers.minutes)
+        return format_html("{} {}", chart(row.numbers.minutes), f"{per_second:,.1f}/s" if per_second else "")
+
+    @admin.display(description="made again, last day")
+    def heals(self, row: Any) -> str:
+        events = row.numbers.events
+        return ", ".join(f"{events[kind]} {kind}" for kind in ("revived", "vanished") if kind in events) or DASH
+
+    # --- Actions on several ---
+
+    @admin.action(description="Pause selected queues", permissions=["operate"])
+    def pause_selected(self, request: HttpRequest, queryset: QuerySet[MessageQueue]) -> None:
+        self._perform_on(request, queryset, "pause")
+
+    @admin.action(description="Resume selected queues", permissions=["operate"])
+    def resume_selected(self, request: HttpRequest, queryset: QuerySet[MessageQueue]) -> None:
+        self._perform_on(request, queryset, "resume")
+
+    def _perform_on(self, request: HttpRequest, queryset: QuerySet[MessageQueue], verb: str) -> None:
+        for row in queryset.order_by("name"):
+            self._perform(request, row, OPERATIONS[verb], {})
+
+    def _perform(self, request: HttpRequest, row: MessageQueue, operation: Operation, data: dict[str, Any]) -> bool:
+        """Do it, and tell. Returns whether the library did."""
+        try:
+            outcome = operation.perform(queue_of(row, database_alias()), data)
+        except REFUSALS as error:
+            self.message_user(request, f"{row.name}: {error}", messages.ERROR)
+            return False
+        self.log_change(request, row, outcome)
+        self.message_user(request, f"{row.name}: {outcome}", messages.SUCCESS)
+        return True
+
+    # --- Pages ---
+
+    def get_urls(self) -> list[Any]:
+        view = self.admin_site.admin_view
+        return [
+            path("reap/", view(self.reap_view), name="django_pgqueue_messagequeue_reap"),
+            path(
+                "<path:object_id>/operate/<str:verb>/",
+                view(self.operate_view),
+                name="django_pgqueue_messagequeue_operate",
+            ),
+            *super().get_urls(),
+        ]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        age = services.last_run_age(database_alias())
+        context = {
+            "may_operate": may_operate(request),
+            "reaper": "The reaper has never run." if age is None else f"The reaper ran {duration(age)} ago.",
+            "reaper_is_late": age is None or age > 600,
+            **(extra_context or {}),
+        }
+        return super().changelist_view(request, context)
+
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        row = context["original"]
+        using = database_alias()
+        row.numbers, row.now = numbers_of([row.name], using)[row.name], services.now(using)
+        items = reverse("admin:django_pgqueue_messagequeueitem_changelist")
+        consumers = QueueConsumer.objects.using(using).filter(queues__contains=[row.name])
+        context |= {
+            "numbers": [(label, getattr(self, column)(row)) for column, label in NUMBERS],
+            "condition": self.condition(row),
+            "chart": chart(row.numbers.minutes),
+            "operations": OPERATIONS if may_operate(request) else {},
+            "quoted": quote(row.pk),
+            "items_url": f"{items}?{urlencode({'queue': row.name})}",
+            "dead_letters_url": f"{items}?{urlencode({'dead_from': row.name})}",
+            "live_consumers": consumers.order_by("host", "pid"),
+        }
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def operate_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
+        """Ask, then do it."""
+        if not may_operate(request):
+            raise PermissionDenied
+        row = self.get_object(request, unquote(object_id))
+        operation = OPERATIONS.get(verb)
+        if row is None or operation is None:
+            raise Http404
+        page = reverse("admin:django_pgqueue_messagequeue_change", args=[quote(row.pk)])
+        form = operation.form(row, request.POST if request.method == "POST" else None, initial=request.GET.dict())
+        if request.method == "POST" and form.is_valid() and self._perform(request, row, operation, form.cleaned_data):
+            return HttpResponseRedirect(page)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"{operation.title}: {row.name}",
+            "opts": self.opts,
+            "original": row,
+            "operation": operation,
+            "form": form,
+            "page": page,
+            "media": self.media + form.media,
+        }
+        return TemplateResponse(request, "admin/django_pgqueue/messagequeue/operate.html", context)
+
+    def reap_view(self, request: HttpRequest) -> HttpResponse:
+        """Show what the reaper would do, then let it."""
+        if not may_operate(request):
+            raise PermissionDenied
+        reaper = Reaper(database_alias())
+        back = reverse("admin:django_pgqueue_messagequeue_changelist")
+        if request.method == "POST":
+            reaped = reaper.run_once()
+            outcome = (
+                f"Reaped {len(reaped.queues):,} queues; expired {reaped.expired:,}, dead-lettered"
+                f" {reaped.dead_lettered:,}, adopted {reaped.adopted:,} messages."
+            )
+            self.message_user(request, outcome, messages.SUCCESS)
+            return HttpResponseRedirect(back)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Reap now",
+            "opts": self.opts,
+            "preview": reaper.preview(),
+            "page": back,
+            "media": self.media,
+        }
+        return TemplateResponse(request, "admin/django_pgqueue/messagequeue/reap.html", context)
+
+
+NUMBERS = (
+    ("ready", "Ready"),
+    ("delayed", "Delayed"),
+    ("leased", "Leased"),
+    ("dead", "Dead letters"),
+    ("orphaned", "Orphans"),
+    ("oldest_due", "Oldest due"),
+    ("consumers", "Consumers"),
+    ("heals", "Made again, last day"),
+)
+
+
+def conditions(row: Any) -> list[tuple[str, str]]:
+    """Return what is special about a queue: a CSS class and words for each."""
+    found = []
+    if row.paused_at is not None:
+        found.append(("paused", "paused"))
+    if row.exclusive:
+        owner = row.exclusive_consumer_id
+        found.append(("exclusive", "exclusive" if owner is None else f"exclusive, owned by {str(owner)[:8]}"))
+    if row.auto_deleted:
+        found.append(("auto-deleted", _reapable(row)))
+    return found
+
+
+def _reapable(row: Any) -> str:
+    depth = row.numbers.depth
+    holds = depth is not None and any((depth.ready, depth.delayed, depth.leased, depth.dead, depth.expired))
+    if holds or row.paused_at is not None:
+        return "auto-deleted"
+    left = reapable_in((row.now - row.last_active).total_seconds())
+    return f"auto-deleted, may be reaped {f'in {duration(left)}' if left else 'now'}"
+
+
+def count_of(numbers: Numbers, state: str) -> str:
+    return DASH if numbers.depth is None else numbers.at_least(getattr(numbers.depth, state))
+
+
+def duration(seconds: float | None) -> str:
+    """Return an age for people."""
+    if seconds is None:
+        return DASH
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
