@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant(
         NOBODY_WAITS,
         "the admin binds a queue that is just reaped",
-        "admin.py",
+        "admin/records.py",
         "            MessageQueue.objects.using(using).select_for_update(no_key=True).filter(name=obj.queue).first()\n",
         "",
         ("tests/test_topic_admin.py::test_a_queue_that_is_just_reaped_is_waited_for",),
