@@ -31,6 +31,7 @@ NAMES = (
     "multixacts",
     "backlog",
     "reaping",
+    "admin_pages",
 )
 
 

@@ -74,6 +74,7 @@ TARGETS = {
         ("reaping",),
     ),
     "T13": Asked("Memory of an idle and of a busy consumer over an hour, after minute 5.", "± 5 %", ("memory",)),
+    "T14": Asked("The admin's pages with 10,000,000 messages on 200 queues.", "≤ 300 ms each", ("admin_pages",)),
     "T15": Asked(
         "MultiXact members made per message, and the server's usage over an hour of T1's load, without a vacuum of"
         " the queue table.",

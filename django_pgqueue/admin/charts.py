@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from django_pgqueue.services import Minute
@@ -17,30 +17,29 @@ def chart(minutes: Sequence[Minute]) -> SafeString:
     busiest = max((each.handled + each.failed + each.dead_lettered for each in minutes), default=0)
     if not busiest:
         return format_html('<span class="pgqueue-quiet">{}</span>', "-")
-    total = sum(each.handled for each in minutes)
+    scale = HEIGHT / busiest
+    handled = "".join(_bar(each.ago, 0.0, each.handled * scale) for each in minutes)
+    bad = "".join(_bar(each.ago, each.handled * scale, (each.failed + each.dead_lettered) * scale) for each in minutes)
     return format_html(
         '<svg class="pgqueue-chart" viewBox="0 0 {} {}" width="{}" height="{}" role="img"'
-        ' aria-label="{} handled in the last hour, {} in the busiest minute">{}</svg>',
+        ' aria-label="{} handled in the last hour, {} in the busiest minute">'
+        '<path class="pgqueue-handled" d="{}"/><path class="pgqueue-bad" d="{}"/></svg>',
         WIDTH,
         HEIGHT,
         WIDTH,
         HEIGHT,
-        total,
+        sum(each.handled for each in minutes),
         busiest,
-        format_html_join("", "{}", ((_bar(each, busiest),) for each in minutes)),
+        handled,
+        bad,
     )
 
 
-def _bar(minute: Minute, busiest: int) -> SafeString:
-    left = WIDTH - (minute.ago + 1) * BAR
-    bad = minute.failed + minute.dead_lettered
-    handled_height, bad_height = HEIGHT * minute.handled / busiest, HEIGHT * bad / busiest
-    return format_html(
-        '<rect class="pgqueue-handled" x="{}" y="{}" width="{}" height="{}"/>'
-        '<rect class="pgqueue-bad" x="{}" y="{}" width="{}" height="{}"/>',
-        *(round(number, 2) for number in (left, HEIGHT - handled_height, BAR * 0.8, handled_height)),
-        *(round(number, 2) for number in (left, HEIGHT - handled_height - bad_height, BAR * 0.8, bad_height)),
-    )
+def _bar(ago: int, above: float, height: float) -> str:
+    """Return the outline of a bar that stands ``above`` the ground. Nothing for one without a height."""
+    if not height:
+        return ""
+    return f"M{WIDTH - (ago + 1) * BAR:g} {HEIGHT - above:.4g}v-{height:.4g}h{BAR * 0.8:g}v{height:.4g}z"
 
 
 def rate(minutes: Sequence[Minute], over: int = 5) -> float:
