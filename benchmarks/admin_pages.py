@@ -44,8 +44,8 @@ SELECT 'admin-' || lpad((CASE WHEN number %% 5 = 0 THEN 0 ELSE number %% %(queue
 FROM generate_series(%(start)s::bigint, %(end)s::bigint) AS number
 """
 MAKE_MINUTES = """
-INSERT INTO django_pgqueue_queueminute (queue, minute, handled, waiting)
-SELECT name, date_trunc('minute', statement_timestamp()) - number * interval '1 minute', number * 17 % 600, 10000
+INSERT INTO django_pgqueue_queueminute (queue, minute, handled)
+SELECT name, date_trunc('minute', statement_timestamp()) - number * interval '1 minute', number * 17 % 600
 FROM django_pgqueue_messagequeue, generate_series(0, 1439) AS number
 """
 BATCH = 500_000

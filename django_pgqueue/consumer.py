@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from queue import Empty
 from uuid import uuid4
 
-from django.db import connections, reset_queries
+from django.db import ProgrammingError, connections, reset_queries
 
 from django_pgqueue import services, signals
 from django_pgqueue.conf import settings
 from django_pgqueue.heartbeat import Heartbeat
 from django_pgqueue.lanes import RELEASE, SETTLE_DELAY, Handler, Held, Lane, Outcome
 from django_pgqueue.listener import Ear, Receive, listener_of
-from django_pgqueue.loop import DATABASE_FAULTS, Outage, is_passing, own_connection, run_every
+from django_pgqueue.loop import DATABASE_FAULTS, Outage, describe, is_passing, own_connection, run_every
 from django_pgqueue.message import Message
 from django_pgqueue.validation import check_seconds
 from django_pgqueue.workers import Workers
@@ -257,7 +257,6 @@ class Consumer:
         # Afresh: a queue may have been bound or unbound since.
         self._heartbeat.declared = {lane.queue.name: lane.queue.declaration for lane in self._lanes}
         self._heartbeat.run_once()
-        self._tell_minute()
         self._seen_until = sent + TRUSTED_HEARTBEATS * settings.HEARTBEAT_INTERVAL
         now = time.monotonic()
         for lane in self._lanes:
@@ -266,14 +265,20 @@ class Consumer:
             elif lane.is_exclusive:
                 # Too late: another may own the queue. A claim tells, and there was none meanwhile.
                 self._event.set()
+        self._tell_minute()
 
     def _tell_minute(self) -> None:
         """Add what was done since the last time to the queues' minutes."""
         with self._telling:
             tallies = {lane: lane.tally for lane in self._lanes if lane.tally != lane.told}
-            if tallies:
-                news = {lane.queue.name: tally.since(lane.told) for lane, tally in tallies.items()}
+            if not tallies:
+                return
+            news = {lane.queue.name: tally.since(lane.told) for lane, tally in tallies.items()}
+            try:
                 services.count_minute(news, self.using)
+            except ProgrammingError as error:
+                # Not migrated yet, or without the rights: a chart is no reason to miss heartbeats.
+                logger.warning("minute not told error=%s", describe(error))
             for lane, tally in tallies.items():
                 lane.told = tally
 

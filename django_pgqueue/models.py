@@ -127,10 +127,10 @@ class QueueEvent(models.Model):
 
 class QueueMinute(models.Model):
     """
-    What became of a queue's messages in one minute, and how many there were: for charts. Kept for a day.
+    What became of a queue's messages in one minute, for charts. Kept for a day.
 
-    Consumers add to the counts as they beat, so what a killed one had not told is missing. The reaper counts
-    what waits, up to a bound; a queue in which nothing is and nothing happens has no rows.
+    Consumers add to it with each heartbeat, so what a killed one had not told is missing. A minute in which
+    nothing happened has no row.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -139,8 +139,6 @@ class QueueMinute(models.Model):
     handled = models.BigIntegerField(default=0, db_default=0)
     failed = models.BigIntegerField(default=0, db_default=0)
     dead_lettered = models.BigIntegerField(default=0, db_default=0)
-    waiting = models.IntegerField(null=True, help_text="Ready, delayed and leased messages. Null: not counted.")
-    more = models.BooleanField(default=False, db_default=False, help_text="Whether there were more than counted.")
 
     class Meta:
         db_table = "django_pgqueue_queueminute"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
+from django.db import ProgrammingError
+
 from django_pgqueue import services
 from django_pgqueue.conf import settings
+from django_pgqueue.loop import describe
+
+logger = logging.getLogger("django_pgqueue")
 
 # Seconds after which the row of a consumer that stopped beating is removed: a day, so that people
 # can still see what died last night.
@@ -72,12 +78,15 @@ class Reaper:
             reaped.bodies += forgotten
         while forgotten := services.forget_events(EVENT_AGE, self.batch_size, self.using):
             reaped.events += forgotten
-        services.sample_minute(self.using)
-        while services.forget_minutes(MINUTE_AGE, self.batch_size, self.using):
-            pass
         self.progress(reaped)
-        report = {**asdict(reaped), "queues": len(reaped.queues)}
-        services.record_run(time.monotonic() - began, report, self.using)
+        try:
+            while services.forget_minutes(MINUTE_AGE, self.batch_size, self.using):
+                pass
+            report = {**asdict(reaped), "queues": len(reaped.queues)}
+            services.record_run(time.monotonic() - began, report, self.using)
+        except ProgrammingError as error:
+            # Not migrated yet, or without the rights: what has to be done is done.
+            logger.warning("reaper's run not noted error=%s", describe(error))
         return reaped
 
     def preview(self) -> Reaped:

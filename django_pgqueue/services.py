@@ -55,9 +55,6 @@ LATEST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 # So many messages of each queue are looked at where a bounded look has to do.
 LOOKED_AT = 1_000
 
-# So many waiting messages of each queue, in each of two walks, are counted once a minute.
-SAMPLED = 10_000
-
 # Failure texts are capped: the reason is for a person's eye, the traceback is in the log.
 MAX_REASON_LENGTH = 2_000
 
@@ -1296,11 +1293,6 @@ def count_minute(tallies: Mapping[str, Tally], using: str) -> None:
     )
 
 
-def sample_minute(using: str) -> None:
-    """Note how many messages wait in each queue, up to ``SAMPLED``."""
-    _run(using, sql.SAMPLE_MINUTE, most=SAMPLED)
-
-
 class Minute(NamedTuple):
     """One minute of a queue."""
 
@@ -1309,10 +1301,6 @@ class Minute(NamedTuple):
     handled: int
     failed: int
     dead_lettered: int
-    #: None: not counted.
-    waiting: int | None
-    #: Whether more waited than were counted.
-    more: bool
 
 
 def minutes(names: Sequence[str], count: int, using: str) -> dict[str, list[Minute]]:

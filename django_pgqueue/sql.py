@@ -1063,45 +1063,11 @@ SET handled = kept.handled + excluded.handled,
     dead_lettered = kept.dead_lettered + excluded.dead_lettered
 """
 
-# SAMPLE_MINUTE - note how many messages wait in each queue, looking at no more than %(most)s in each of the three
-# walks of DEPTHS. A queue in which nothing waits gets a row only when something did a little earlier.
-# Locks: the rows of this minute, in name order.
-# Index: django_pgqueue_item_claim_idx.
-SAMPLE_MINUTE = """
-INSERT INTO django_pgqueue_queueminute (queue, minute, waiting, more)
-SELECT queue.name, date_trunc('minute', statement_timestamp()), item.waiting, item.more
-FROM django_pgqueue_messagequeue AS queue
-CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE dead_lettered_at IS NULL AND (expires_at <= statement_timestamp()) IS NOT TRUE)
-               AS waiting,
-           greatest(count(*) FILTER (WHERE walk = 1), count(*) FILTER (WHERE walk = 2)) >= %(most)s AS more
-    FROM ((SELECT 1 AS walk, dead_lettered_at, expires_at
-           FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
-           WHERE queue_id = queue.name AND read_after IS NOT NULL
-           ORDER BY read_after, id
-           LIMIT %(most)s)
-          UNION ALL
-          (SELECT 2, dead_lettered_at, expires_at
-           FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
-           WHERE queue_id = queue.name AND read_after IS NULL
-           ORDER BY read_after, id
-           LIMIT %(most)s)) AS head
-) AS item
-WHERE item.waiting > 0
-   OR EXISTS (SELECT
-              FROM django_pgqueue_queueminute AS earlier
-              WHERE earlier.queue = queue.name
-                AND earlier.minute > statement_timestamp() - interval '5 minutes'
-                AND earlier.waiting > 0)
-ORDER BY queue.name
-ON CONFLICT (queue, minute) DO UPDATE SET waiting = excluded.waiting, more = excluded.more
-"""
-
 # MINUTES - the last %(minutes)s minutes of these queues.
 MINUTES = """
 SELECT queue,
        (extract(epoch FROM date_trunc('minute', statement_timestamp()) - minute) / 60)::int,
-       handled, failed, dead_lettered, waiting, more
+       handled, failed, dead_lettered
 FROM django_pgqueue_queueminute
 WHERE queue = ANY (%(names)s)
   AND minute > statement_timestamp() - %(minutes)s * interval '1 minute'

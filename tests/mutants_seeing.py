@@ -19,8 +19,8 @@ MUTANTS = (
         FOUND,
         "the reaper's runs are not noted",
         "reaper.py",
-        "        services.record_run(time.monotonic() - began, report, self.using)\n",
-        "",
+        "            services.record_run(time.monotonic() - began, report, self.using)\n",
+        "            pass\n",
         (f"{DIAGNOSIS}::test_a_reaper_that_does_not_run",),
     ),
     Mutant(

@@ -164,11 +164,11 @@ def test_the_last_hour_is_a_chart(viewer: Client) -> None:
 
 def test_a_chart_is_drawn_to_scale() -> None:
     """The busiest minute is as high as the picture, the present one at its right end."""
-    minutes = [Minute(59, 10, 0, 0, None, False), Minute(0, 5, 4, 1, 7, False)]
+    minutes = [Minute(59, 10, 0, 0), Minute(0, 5, 4, 1)]
     handled, bad = re.findall(r'<path class="pgqueue-(?:handled|bad)" d="([^"]*)"/>', chart(minutes))
     assert handled == "M0 24v-24h1.6v24zM118 24v-12h1.6v12z" and bad == "M118 12v-12h1.6v12z"
     # The present minute is not over.
-    assert rate(minutes) == 0.0 and rate([Minute(1, 300, 0, 0, None, False)]) == 1.0
+    assert rate(minutes) == 0.0 and rate([Minute(1, 300, 0, 0)]) == 1.0
 
 
 # --- Operations ---
