@@ -101,7 +101,7 @@ def test_each_queue_is_shown_in_numbers(viewer: Client) -> None:
     delete_queue("gone")
     Queue("gone").declare()
     fetch(f"UPDATE {ITEM} SET queue_id = NULL, orphaned_from = 'gone' WHERE queue_id = 'gone'")
-    assert row_of(viewer, "gone")["orphaned"] == "1"
+    assert row_of(viewer, "gone")["condition"] == "1 orphans"
 
 
 def test_a_queue_that_is_special_says_so(viewer: Client) -> None:
@@ -117,6 +117,11 @@ def test_a_queue_that_is_special_says_so(viewer: Client) -> None:
     assert row_of(viewer, "idle")["condition"].endswith("may be reaped now")
     assert row_of(viewer, "used")["condition"].endswith("may be reaped in 50.0 min")
     assert row_of(viewer, "full")["condition"] == "auto-deleted"
+    queue = Queue("replies", auto_deleted=True)
+    queue.publish(1)
+    delete_queue("replies")
+    queue.declare()
+    assert "1 vanished in a day" in row_of(viewer, "replies")["condition"]
 
 
 def test_many_messages_are_not_counted(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:

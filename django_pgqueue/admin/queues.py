@@ -26,6 +26,8 @@ from django_pgqueue.models import MessageQueue, QueueConsumer
 from django_pgqueue.reaper import Reaper
 
 DASH = "-"
+# What a queue that was made again was gone for.
+HEALS = ("revived", "vanished")
 
 
 class QueueChangeList(ChangeList):
@@ -45,21 +47,19 @@ class QueueChangeList(ChangeList):
 class MessageQueueAdmin(ReadOnlyAdmin):
     list_display = (
         "name",
-        "condition",
+        "activity",
         "ready",
-        "delayed",
         "leased",
+        "delayed",
         "dead",
-        "orphaned",
         "oldest_due",
         "consumers",
-        "activity",
-        "heals",
-        "last_active",
+        "last_used",
+        "condition",
     )
-    list_filter = ("auto_deleted", "durable", "exclusive", ("paused_at", admin.EmptyFieldListFilter))
+    # No filters: their column would take the place of the numbers.
     search_fields = ("name",)
-    sortable_by = ("name", "last_active")
+    sortable_by = ("name", "last_used")
     ordering = ("name",)
     list_per_page = 50
     list_max_show_all = 200
@@ -100,10 +100,6 @@ class MessageQueueAdmin(ReadOnlyAdmin):
         numbers: Numbers = row.numbers
         return numbers.at_least(numbers.dead_letters, more=numbers.dead_letters >= MOST)
 
-    @admin.display(description="orphans")
-    def orphaned(self, row: Any) -> str:
-        return f"{row.numbers.orphans:,}"
-
     @admin.display(description="oldest due")
     def oldest_due(self, row: Any) -> str:
         return duration(row.numbers.depth.oldest_due_age if row.numbers.depth else None)
@@ -115,12 +111,15 @@ class MessageQueueAdmin(ReadOnlyAdmin):
     @admin.display(description="handled, last hour")
     def activity(self, row: Any) -> SafeString:
         per_second = rate(row.numbers.minutes)
-        return format_html("{} {}", chart(row.numbers.minutes), f"{per_second:,.1f}/s" if per_second else "")
+        return format_html(
+            '<span class="pgqueue-activity">{} {}</span>',
+            chart(row.numbers.minutes),
+            f"{per_second:,.1f}/s" if per_second else "",
+        )
 
-    @admin.display(description="made again, last day")
-    def heals(self, row: Any) -> str:
-        events = row.numbers.events
-        return ", ".join(f"{events[kind]} {kind}" for kind in ("revived", "vanished") if kind in events) or DASH
+    @admin.display(description="last active", ordering="last_active")
+    def last_used(self, row: Any) -> str:
+        return duration(max((row.now - row.last_active).total_seconds(), 0.0))
 
     # --- Actions on several ---
 
@@ -243,10 +242,9 @@ NUMBERS = (
     ("delayed", "Delayed"),
     ("leased", "Leased"),
     ("dead", "Dead letters"),
-    ("orphaned", "Orphans"),
     ("oldest_due", "Oldest due"),
     ("consumers", "Consumers"),
-    ("heals", "Made again, last day"),
+    ("last_used", "Last active"),
 )
 
 
@@ -260,6 +258,9 @@ def conditions(row: Any) -> list[tuple[str, str]]:
         found.append(("exclusive", "exclusive" if owner is None else f"exclusive, owned by {str(owner)[:8]}"))
     if row.auto_deleted:
         found.append(("auto-deleted", _reapable(row)))
+    if row.numbers.orphans:
+        found.append(("orphans", f"{row.numbers.orphans:,} orphans"))
+    found += [(kind, f"{row.numbers.events[kind]} {kind} in a day") for kind in HEALS if kind in row.numbers.events]
     return found
 
 
