@@ -24,19 +24,22 @@ CHANNEL_PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,24}")
 
 def check_engine(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """E001: the queue's database is PostgreSQL, and the aliases are there."""
-    alias = settings.DATABASE
-    for key, name in (("DATABASE", alias), ("LISTEN_DATABASE", settings.LISTEN_DATABASE or alias)):
-        if name not in django_settings.DATABASES:
+    # Whatever was configured: another check says of which type it should be.
+    alias: Any = settings.DATABASE
+    aliases = (("DATABASE", alias), ("LISTEN_DATABASE", settings.LISTEN_DATABASE or alias))
+    for key, name in aliases:
+        if not isinstance(name, str) or name not in django_settings.DATABASES:
             return [Error(f"PGQUEUE: {key} names no database alias: {name!r}.", id="django_pgqueue.E001")]
-    if connections[alias].vendor != "postgresql":
-        return [
-            Error(
-                f"The database {alias!r} is {connections[alias].vendor}; django_pgqueue needs PostgreSQL.",
-                hint="Point PGQUEUE['DATABASE'] at a PostgreSQL alias.",
-                id="django_pgqueue.E001",
-            )
-        ]
-    return []
+    wrong: list[CheckMessage] = [
+        Error(
+            f"The database {name!r} is {connections[name].vendor}; django_pgqueue needs PostgreSQL.",
+            hint=f"Point PGQUEUE[{key!r}] at a PostgreSQL alias.",
+            id="django_pgqueue.E001",
+        )
+        for key, name in aliases
+        if connections[name].vendor != "postgresql"
+    ]
+    return wrong[:1]
 
 
 def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
@@ -98,7 +101,7 @@ def check_foreign_key(app_configs: Any, databases: Sequence[str] | None = None, 
     if state is None:
         problems = ["is missing"]
     else:
-        words = ("is not ON DELETE SET NULL", "is deferrable", "is not validated")
+        words = ("is not ON DELETE SET NULL", "is deferrable", "is not validated", "has its triggers disabled")
         problems = [word for word, is_good in zip(words, state, strict=True) if not is_good]
     if not problems:
         return []

@@ -61,7 +61,7 @@ class Condition:
     #: Since the last claim was sent.
     claim_age: float | None
     listening: bool
-    #: Whether the claiming thread has the database.
+    #: Whether the claiming thread has begun to claim, and has the database.
     connected: bool
     stopping: bool
     held: int
@@ -167,7 +167,7 @@ class Consumer:
             turn_age=None if self._turned is None else now - self._turned,
             claim_age=now - asked if asked else None,
             listening=self._ear.listening.is_set(),
-            connected=self._turned is not None and not self._outage.attempts,
+            connected=asked > 0 and not self._outage.attempts,
             stopping=self.is_stopping,
             held=self._held(),
             handled=self.handled,
@@ -186,6 +186,7 @@ class Consumer:
         connection. Inside any other transaction it raises ``RuntimeError``: its leases could roll back.
         """
         names = self.queues
+        self._turned = time.monotonic()
         self._is_inline = connections[self.using].in_atomic_block
         with own_connection(self.using, "consumer"):
             self._start()
@@ -571,6 +572,8 @@ class Consumer:
         elif done := len(messages) - len(lost):
             self.handled += done
             lane.count(verb, done)
+            if verb in ("nack", "reject"):
+                return
             signals.messages_handled.send_robust(lane.queue.name, using=self.using, count=done)
 
     def _settle_as(self, verb: str, lane: Lane, messages: list[Message], outcomes: list[Outcome]) -> set[int]:

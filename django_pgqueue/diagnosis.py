@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import psycopg
 from django.core.checks import ERROR, INFO, WARNING, CheckMessage
-from django.db import connections
+from django.db import OperationalError, connections
 
 from django_pgqueue import services
 from django_pgqueue.conf import settings
@@ -30,6 +30,12 @@ PAGE = "docs/findings.md"
 OWN_CONNECTIONS = 4
 
 OLDEST_VERSION = 15
+
+# Seconds that a statement gets, and findings of one kind that are told one by one.
+PATIENCE = 10.0
+MOST = 20
+
+QUERY_CANCELED = "57014"
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,12 @@ FINDINGS = {
         f"The statements need PostgreSQL {OLDEST_VERSION} or later.",
         "Upgrade the server.",
     ),
+    "E010": Finding(
+        ERROR,
+        "The tables are missing",
+        "This database has not been migrated, or not to the end.",
+        "`python manage.py migrate`, with `--database` where it is not the default one.",
+    ),
     "W020": Finding(
         WARNING,
         "The reaper has not run for ten minutes",
@@ -143,8 +155,8 @@ FINDINGS = {
     "W021": Finding(
         WARNING,
         "Messages are due and nobody consumes",
-        "The oldest message of the queue has been due for more than ten minutes, and no running `consume_queues` names"
-        " the queue. Consumers that are not this library's are not known.",
+        "The oldest message of the queue, among its first 1,000, has been due for more than ten minutes, and no running"
+        " `consume_queues` names the queue. Consumers that are not this library's are not known.",
         "Start a consumer for it, or see why it ended; publish with a `ttl` what nobody needs later.",
     ),
     "W022": Finding(
@@ -238,6 +250,14 @@ FINDINGS = {
         "This role does not see what sessions of others do: W025 is not complete.",
         "`GRANT pg_read_all_stats TO` the role.",
     ),
+    "W035": Finding(
+        WARNING,
+        "The database does not answer in time",
+        "A look at the tables, which takes milliseconds, took longer than ten seconds: somebody holds a lock on them (a"
+        " migration, `VACUUM FULL`, a forgotten `LOCK TABLE`), or the server is overloaded. What else it would have"
+        " found is not known.",
+        "`SELECT pid, pg_blocking_pids(pid), query FROM pg_stat_activity WHERE wait_event_type = 'Lock'`.",
+    ),
 }
 
 
@@ -269,6 +289,11 @@ def examine_schema(using: str) -> list[CheckMessage]:
     return found
 
 
+def missing_tables(text: str) -> CheckMessage:
+    """Return E010, with what the database says."""
+    return _found("E010", text.strip().splitlines()[0])
+
+
 # --- All the rest: diagnose_queues ---
 
 Examination = Callable[[str, Limits], Iterator[CheckMessage]]
@@ -282,7 +307,24 @@ def examine(using: str, limits: Limits | None = None) -> list[CheckMessage]:
     Raises ``django.db.Error`` where the database does not answer.
     """
     limits = limits or Limits()
-    return [found for examination in EXAMINATIONS for found in examination(using, limits)]
+    found: list[CheckMessage] = []
+    for examination in EXAMINATIONS:
+        try:
+            with services.bounded(PATIENCE, using):
+                messages = list(examination(using, limits))
+        except OperationalError as error:
+            if getattr(error.__cause__, "sqlstate", None) != QUERY_CANCELED:
+                raise
+            messages = [_found("W035", f"{_name(examination)} took longer than {PATIENCE:g} seconds.")]
+        found += messages[:MOST]
+        if len(messages) > MOST:
+            rest = messages[MOST]
+            found.append(CheckMessage(rest.level, f"… and {len(messages) - MOST} more.", id=rest.id))
+    return found
+
+
+def _name(examination: Examination) -> str:
+    return "Looking at the " + getattr(examination, "__name__", "").removeprefix("_examine_")
 
 
 def _examine_reaper(using: str, limits: Limits) -> Iterator[CheckMessage]:

@@ -9,8 +9,13 @@ A restart does not help where it is not.
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
+import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,8 +29,12 @@ from django_pgqueue.conf import settings
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.loop import DATABASE_FAULTS, LONGEST_RETRY, own_connection, run_every
 
+logger = logging.getLogger("django_pgqueue")
+
 # Seconds between two looks at the queues, and two writes of the file.
 INTERVAL = 5.0
+# Seconds that a look gets.
+PATIENCE = 3.0
 # Seconds beyond its longest sleep after which the claiming thread counts as stuck.
 STUCK = 60.0
 
@@ -51,16 +60,27 @@ class Health:
         self.target = target
         self._has_database = False
         self._oldest_due_age: float | None = None
+        self._looked = -math.inf
 
     def report(self) -> Report:
         """Tell how it is, as of the last ``look``. May be called from any thread; uses no database."""
         condition = self.consumer.condition()
         sleep = max(settings.POLL_INTERVAL, LONGEST_RETRY)
-        alive = condition.stopping or condition.turn_age is None or condition.turn_age < sleep + STUCK
+        is_fresh = condition.turn_age is None or condition.turn_age < sleep + STUCK
+        # Where the database stalls for everybody, another process would wait for it as well.
+        alive = condition.stopping or is_fresh or not self._has_database
+        has_looked = time.monotonic() - self._looked < 3 * INTERVAL
         is_late = self.target is not None and (self._oldest_due_age or 0.0) > self.target
         return Report(
             alive=alive,
-            ready=alive and condition.connected and self._has_database and not is_late and not condition.stopping,
+            ready=(
+                alive
+                and condition.connected
+                and self._has_database
+                and has_looked
+                and not is_late
+                and not condition.stopping
+            ),
             listening=condition.listening,
             last_claim_age=condition.claim_age,
             oldest_due_age=self._oldest_due_age,
@@ -69,16 +89,21 @@ class Health:
         )
 
     def look(self) -> None:
-        """Look at the heads of the consumer's queues."""
+        """Look at the heads of the consumer's queues, but for those that are paused."""
+        using = self.consumer.using
         try:
-            ages = [each.oldest_due_age for each in services.backlogs(self.consumer.using, self.consumer.queues)]
+            with services.bounded(PATIENCE, using):
+                backlogs = services.backlogs(using, self.consumer.queues)
         except DATABASE_FAULTS:
             # The consumer says in the log that the database is away.
-            connections[self.consumer.using].close()
+            if not connections[using].in_atomic_block:
+                connections[using].close()
             self._has_database, self._oldest_due_age = False, None
         else:
+            ages = [each.oldest_due_age for each in backlogs if not each.paused]
             self._has_database = True
             self._oldest_due_age = max((age for age in ages if age is not None), default=None)
+        self._looked = time.monotonic()
 
     @contextmanager
     def told(self, *, file: Path | None = None, address: tuple[str, int] | None = None) -> Iterator[None]:
@@ -121,8 +146,12 @@ class Health:
     def _write(self, file: Path) -> None:
         # Whole at any time: a probe may read it just now.
         fresh = file.with_name(f"{file.name}.{os.getpid()}")
-        fresh.write_text(json.dumps(asdict(self.report())) + "\n")
-        fresh.replace(file)
+        try:
+            fresh.write_text(json.dumps(asdict(self.report())) + "\n")
+            fresh.replace(file)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
 
 
 class _Server(ThreadingHTTPServer):
@@ -130,7 +159,14 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], health: Health) -> None:
         self.health = health
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
         super().__init__(address, _Probe)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of probes that give up."""
+        if not isinstance(sys.exception(), ConnectionError):
+            logger.exception("probe not answered")
 
 
 class _Probe(BaseHTTPRequestHandler):

@@ -8,23 +8,37 @@ docs/metrics.md lists them all.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, transaction
 from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, Counter, generate_latest, start_http_server
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    generate_latest,
+    multiprocess,
+    start_http_server,
+)
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from django_pgqueue import services, signals
 from django_pgqueue.conf import database_alias
-from django_pgqueue.loop import own_connection
+from django_pgqueue.loop import describe, own_connection
 
+logger = logging.getLogger("django_pgqueue")
+
+# Seconds that each statement of a scrape gets: those that give up must not pile up in the server.
+PATIENCE = 5.0
 # So many messages of each queue are looked at in a scrape, in each of three walks.
 MOST = 10_000
 # So many queues have a label of their own in a counter: one that never saw a name again would grow for ever.
@@ -56,9 +70,10 @@ class QueueCollector(Collector):
         using = database_alias(self.using)
         up = GaugeMetricFamily("pgqueue_up", "Whether the queues' database answered this scrape.")
         try:
-            with own_connection(using, "metrics"):
+            with own_connection(using, "metrics"), services.bounded(PATIENCE, using):
                 found = list(self._read(using))
-        except (DatabaseError, InterfaceError):
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("metrics not read error=%s", describe(error))
             found = []
         up.add_metric([], bool(found))
         yield up
@@ -105,7 +120,7 @@ class QueueCollector(Collector):
         )
         by_kind = dict.fromkeys(("reaped", "revived", "vanished"), 0)
         for (_, kind), count in services.events_per_day(using).items():
-            by_kind[kind] += count
+            by_kind[kind] = by_kind.get(kind, 0) + count
         for kind, count in by_kind.items():
             events.add_metric([kind], count)
         yield events
@@ -181,17 +196,28 @@ def install(using: str | None = None) -> None:
 _collector: QueueCollector | None = None
 
 
+def registry() -> CollectorRegistry:
+    """Return what a scrape is answered from: in prometheus-client's multiprocess mode, all processes' counters."""
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return REGISTRY
+    shared = CollectorRegistry()
+    multiprocess.MultiProcessCollector(shared)  # type: ignore[no-untyped-call]
+    shared.register(_collector or QueueCollector())
+    return shared
+
+
+@transaction.non_atomic_requests
 def metrics(request: HttpRequest) -> HttpResponse:
     """
     Answer a scrape: a view for the project's urls.
 
     It asks for no login: keep it from the public, as every endpoint of this kind.
     """
-    return HttpResponse(generate_latest(REGISTRY), content_type=CONTENT_TYPE_LATEST)
+    return HttpResponse(generate_latest(registry()), content_type=CONTENT_TYPE_LATEST)
 
 
 def serve(port: int, host: str, using: str) -> WSGIServer:
     """Count, and answer scrapes at ``/metrics`` in threads of their own. Raises ``OSError`` where the port is taken."""
     install(using)
-    server, _ = start_http_server(port, addr=host)
+    server, _ = start_http_server(port, addr=host, registry=registry())
     return server

@@ -1389,13 +1389,28 @@ def events_per_day(using: str) -> dict[tuple[str, str], int]:
     return {(queue, kind): count for queue, kind, count in _run(using, sql.EVENTS_PER_DAY)}
 
 
+@contextmanager
+def bounded(seconds: float, using: str) -> Iterator[None]:
+    """
+    Let each statement in the block fail after so many seconds: a look at tables that somebody has locked ends.
+
+    Inside a transaction, which would keep the limit, it does nothing.
+    """
+    if connections[using].in_atomic_block:
+        yield
+        return
+    with transaction.atomic(using=using):
+        _run(using, sql.STATEMENT_TIMEOUT, limit=f"{round(seconds * 1000)}ms")
+        yield
+
+
 # --- Diagnosing -----------------------------------------------------------------------------------
 
 
-def foreign_key_state(using: str) -> tuple[bool, bool, bool] | None:
-    """Return whether the foreign key is SET NULL, not deferrable, validated. None: it is missing."""
+def foreign_key_state(using: str) -> tuple[bool, ...] | None:
+    """Return whether the foreign key is SET NULL, not deferrable, validated, enforced. None: it is missing."""
     rows = _run(using, sql.FOREIGN_KEY)
-    return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
+    return rows[0] if rows else None
 
 
 class Schema(NamedTuple):

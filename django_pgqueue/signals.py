@@ -16,7 +16,7 @@ queue_resumed            using
 queue_taken_over         using, consumer: the new owner of an exclusive queue
 messages_published       using, count. Once they are committed; those of a topic for each queue. May count
                          what a savepoint rolled back
-messages_handled         using, count: of those whose handlers ended and that were settled, however
+messages_handled         using, count: of those whose handlers ended well, once that is written
 message_failed           using, message, error, delay (seconds until it is delivered again)
 messages_dead_lettered   using, ids, target (None: parked where they are), reason
 messages_expired         using, count

@@ -1250,7 +1250,10 @@ ORDER BY queue, kind
 
 # FOREIGN_KEY - the foreign key as PostgreSQL has it.
 FOREIGN_KEY = """
-SELECT confdeltype = 'n', NOT condeferrable, convalidated
+SELECT confdeltype = 'n', NOT condeferrable, convalidated,
+       NOT EXISTS (SELECT
+                   FROM pg_trigger
+                   WHERE tgconstraint = pg_constraint.oid AND tgenabled NOT IN ('O', 'A'))
 FROM pg_constraint
 WHERE conname = 'django_pgqueue_item_queue_fk'
   AND contype = 'f'
@@ -1262,7 +1265,7 @@ WHERE conname = 'django_pgqueue_item_queue_fk'
 # Returns one row: whether claims can use their index (null: it is missing), whether the trigger that keeps
 # orphans fires (null: missing), and the tables that autovacuum is switched off for.
 SCHEMA = """
-SELECT (SELECT indisvalid AND indisready
+SELECT (SELECT indisvalid AND indisready AND indoption::text = '0 0 0'
                AND ARRAY(SELECT pg_get_indexdef(indexrelid, number, true)
                          FROM generate_series(1, indnkeyatts) AS number) = ARRAY['queue_id', 'read_after', 'id']
         FROM pg_index
@@ -1415,6 +1418,9 @@ WHERE last_heartbeat > statement_timestamp() - %(patience)s * interval '1 second
 """
 
 # --- Sessions -------------------------------------------------------------------------------------
+
+# STATEMENT_TIMEOUT - end this transaction's statements after %(limit)s, a text such as 5000ms.
+STATEMENT_TIMEOUT = "SELECT set_config('statement_timeout', %(limit)s, true)"
 
 # DEFAULT_ISOLATION - what a statement outside a transaction gets.
 DEFAULT_ISOLATION = "SELECT current_setting('default_transaction_isolation')"

@@ -19,8 +19,8 @@ HEAD = """\
 
 `manage.py check --database default` reports E001 to E009, and a deployment should run it. `manage.py diagnose_queues`
 reports all of them: run it when something seems wrong, or now and then by cron. It changes nothing. Its exit
-status is 0 when nothing is wrong, 2 when there are errors, and 1 when there are warnings and `--fail-level warning`
-was given. `--format json` is for programs.
+status is 0 when nothing is wrong, 2 when there are errors or the database cannot be asked, and 1 when there are
+warnings and `--fail-level warning` was given. `--format json` is for programs. Of one kind it tells the first twenty.
 
 Each was provoked on a real server by the tests that are named.
 """

@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db.models.functions import Now
 from django.test.utils import override_settings
 
-from django_pgqueue import Queue, health
+from django_pgqueue import Queue, health, services
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.devdb import DevCluster
 from django_pgqueue.health import Health
+from django_pgqueue.models import MessageQueue
 from tests.support import Session, make_message, make_queue, seconds, wait_until
 from tests.workers import command, consuming, worker
 
@@ -74,16 +76,18 @@ def test_a_stopping_process_is_alive_and_not_ready() -> None:
 
 def test_late_messages_make_it_not_ready() -> None:
     """With a target: the oldest due age of its own queues, and of no others."""
-    make_queue("work")
+    # Another process owns it: what is due there waits for that one.
+    make_queue("work", exclusive=True, exclusive_consumer_id=uuid4())
+    services.beat(MessageQueue.objects.get(name="work").exclusive_consumer_id, "host", 1, ["work"], "default")
     make_queue("other")
     make_message("other", published_at=Now() - seconds(600))
-    consumer = Consumer([Queue("work").make_handler(lambda message: None)])
+    queue = Queue("work", exclusive=True)
+    consumer = Consumer([queue.make_handler(lambda message: None)])
     with consuming(consumer), override_settings(PGQUEUE={"POLL_INTERVAL": 0.1}):
         wait_until(lambda: consumer.condition().connected)
         checked = Health(consumer, target=60)
         checked.look()
         assert checked.report().ready and checked.report().oldest_due_age is None
-        Queue("work").pause()
         make_message("work", published_at=Now() - seconds(600))
         checked.look()
         report = checked.report()
@@ -91,6 +95,10 @@ def test_late_messages_make_it_not_ready() -> None:
         any_age = Health(consumer)
         any_age.look()
         assert any_age.report().ready
+        # What somebody has paused is meant to wait.
+        queue.pause()
+        checked.look()
+        assert checked.report().ready
 
 
 @contextmanager
@@ -103,19 +111,58 @@ def impatient() -> Iterator[None]:
 
 
 def test_a_claim_that_never_ends_is_not_alive() -> None:
-    """Somebody holds a lock on the table: the thread waits, and so it is told, until it goes on."""
+    """The thread waits while the database answers others: so it is told, until it goes on."""
+    queue = Queue("work")
+    queue.declare()
+    consumer = Consumer([queue.make_handler(lambda message: None)])
+    checked = Health(consumer)
+    with impatient(), Session() as holder, slow_claims(holder), consuming(consumer):
+        wait_until(lambda: consumer.condition().claim_age is not None)
+        checked.look()
+        assert checked.report().alive
+        holder.begin()
+        holder.sql("SELECT pg_advisory_xact_lock(4711)")
+        queue.publish(1)
+        wait_until(lambda: not checked.report().alive)
+        assert not checked.report().ready
+        holder.rollback()
+        wait_until(lambda: checked.report().alive)
+
+
+@contextmanager
+def slow_claims(session: Session) -> Iterator[None]:
+    """Let a claim wait for a lock that nobody else needs."""
+    session.sql(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN PERFORM pg_advisory_xact_lock_shared(4711); RETURN NEW; END';"
+        "CREATE TRIGGER wait BEFORE UPDATE ON django_pgqueue_messagequeueitem FOR EACH ROW EXECUTE FUNCTION wait()"
+    )
+    try:
+        yield
+    finally:
+        session.sql("DROP FUNCTION wait() CASCADE")
+
+
+def test_a_database_that_stalls_for_everybody_is_no_reason_to_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has locked the table: a new process would wait as well. Nor is the last look told for ever."""
+    monkeypatch.setattr(health, "PATIENCE", 0.3)
     queue = Queue("work")
     queue.declare()
     consumer = Consumer([queue.make_handler(lambda message: None)])
     checked = Health(consumer)
     with impatient(), Session() as locker, consuming(consumer):
-        wait_until(lambda: consumer.condition().claim_age is not None)
-        assert checked.report().alive
+        wait_until(lambda: consumer.condition().connected)
+        checked.look()
+        assert checked.report().ready
         locker.begin()
         locker.sql("LOCK TABLE django_pgqueue_messagequeueitem IN ACCESS EXCLUSIVE MODE")
-        wait_until(lambda: not checked.report().alive)
+        checked.look()
+        wait_until(lambda: (consumer.condition().turn_age or 0.0) > 1.0)
+        assert (checked.report().alive, checked.report().ready) == (True, False)
         locker.rollback()
-        wait_until(lambda: checked.report().alive)
+        wait_until(lambda: (checked.look(), checked.report().ready)[1])
+        monkeypatch.setattr(health, "INTERVAL", 0.01)
+        wait_until(lambda: not checked.report().ready)
 
 
 def test_without_the_database_it_is_alive_and_not_ready(server: DevCluster) -> None:
@@ -137,7 +184,7 @@ def test_without_the_database_it_is_alive_and_not_ready(server: DevCluster) -> N
         assert checked.report().ready
 
 
-@pytest.mark.parametrize("what", ["taken", "beyond", "nowhere"])
+@pytest.mark.parametrize("what", ["taken", "beyond", "nowhere", "folder", "target alone"])
 def test_what_cannot_be_told_is_an_error_at_the_start(what: str, tmp_path: Path) -> None:
     """One line, before anything is consumed."""
     with socket.socket() as taken:
@@ -147,9 +194,12 @@ def test_what_cannot_be_told_is_an_error_at_the_start(what: str, tmp_path: Path)
             "taken": ["--health-host", "127.0.0.1", "--health-port", str(taken.getsockname()[1])],
             "beyond": ["--health-port", "70000"],
             "nowhere": ["--health-file", str(tmp_path / "missing" / "health")],
+            "folder": ["--health-file", str(tmp_path)],
+            "target alone": ["--health-target", "5"],
         }[what]
         Queue("work").publish(1)
         with command("consume_queues", *arguments, queues=["work"]) as running:
             assert running.wait() == 1
-            assert "--health-file or --health-port" in running.output and "Traceback" not in running.output
+            assert "--health-" in running.output and "Traceback" not in running.output
+    assert list(tmp_path.parent.glob(f"{tmp_path.name}.*")) == []
     assert Queue("work").stats().ready == 1

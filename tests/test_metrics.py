@@ -3,6 +3,8 @@
 import json
 import re
 import socket
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +19,14 @@ from django.test import RequestFactory
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_pgqueue import Queue, Topic, metrics, services
+from django_pgqueue import Message, Queue, Topic, metrics, services
+from django_pgqueue.consumer import Consumer
 from django_pgqueue.devdb import DevCluster
 from django_pgqueue.metrics import COUNTS, QueueCollector
 from django_pgqueue.reaper import Reaper
-from tests.support import delete_queue, make_message, make_queue, wait_until
+from tests.support import Session, connect, delete_queue, make_message, make_queue, wait_until
 from tests.test_health import free_port
-from tests.workers import command, drain, run, worker
+from tests.workers import command, drain, environment, run, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -135,6 +138,19 @@ def test_a_database_that_is_away_is_a_metric(server: DevCluster) -> None:
     assert scraped()["pgqueue_up", ()] == 1
 
 
+def test_a_scrape_of_locked_tables_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves no session behind that waits: scrapes come every few seconds."""
+    monkeypatch.setattr(metrics, "PATIENCE", 0.3)
+    with Session() as locker:
+        locker.begin()
+        locker.sql("LOCK TABLE django_pgqueue_reaperrun IN ACCESS EXCLUSIVE MODE")
+        assert scraped() == {("pgqueue_up", ()): 0}
+    assert scraped()["pgqueue_up", ()] == 1
+    with connect() as admin:
+        statement = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'django_pgqueue metrics'"
+        wait_until(lambda: admin.execute(statement).fetchone() == (0,))
+
+
 # --- Counters ---
 
 
@@ -189,6 +205,15 @@ def test_what_becomes_of_messages_is_counted(counted: Counted) -> None:
     queue.publish_many(range(4))
     assert drain(queue) == [0, 1, 2, 3]
     assert counted("pgqueue_messages_handled_total", "orders") == 4
+
+    def fail(message: Message) -> None:
+        raise ValueError
+
+    fragile = Queue("fragile", max_deliveries=2, backoff={"base": 0, "jitter": 0})
+    fragile.publish(1)
+    Consumer([fragile.make_handler(fail)], drain=True).run()
+    assert counted("pgqueue_messages_failed_total", "fragile") == 2
+    assert counted("pgqueue_messages_handled_total", "fragile") == 0
     queue.publish_many(range(2))
     queue.reject(*queue.claim(2), reason="no")
     assert counted("pgqueue_messages_dead_lettered_total", "orders") == 2
@@ -273,6 +298,29 @@ def test_the_view_answers_a_scrape(counted: Counted, rf: RequestFactory) -> None
     counts = Counted()
     Queue("orders").publish(1)
     assert counts("pgqueue_messages_published_total", "orders") == 1
+
+
+SHARED = """
+import django
+django.setup()
+from django.test import RequestFactory
+from django_pgqueue import Queue, metrics
+metrics.install()
+Queue("shared").publish(1)
+print(metrics.metrics(RequestFactory().get("/metrics")).content.decode())
+"""
+
+
+def test_several_processes_are_one_where_they_share_a_folder(tmp_path: Path) -> None:
+    """prometheus-client's multiprocess mode: whichever is asked tells of all."""
+    variables = {**environment(), "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    for number in range(1, 4):
+        done = subprocess.run(
+            [sys.executable, "-c", SHARED], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found = samples(done.stdout)
+        assert found["pgqueue_messages_published_total", ("shared",)] == number and found["pgqueue_up", ()] == 1
 
 
 # --- Docs ---

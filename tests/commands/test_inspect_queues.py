@@ -96,7 +96,7 @@ def test_an_unknown_database_is_told_in_one_line() -> None:
 def test_watch_shows_them_again_and_again(queues: None) -> None:
     """Through a pipe one table after the other, as JSON one line each, until SIGTERM, which is no failure."""
     for form, count in (("text", "queue "), ("json", "[{")):
-        with command("inspect_queues", "--watch", "0.1", "--format", form) as running:
+        with command("inspect_queues", "--watch", "--interval", "0.1", "--format", form) as running:
             wait_until(lambda count=count, running=running: running.output.count(count) >= 3)
             make_message("q")
             assert running.stop() == 0
@@ -111,7 +111,7 @@ def test_watch_on_a_terminal_draws_over_what_is_there(queues: None) -> None:
     leader, follower = pty.openpty()
     with os.fdopen(leader, "rb", buffering=0) as terminal, os.fdopen(follower, "wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "django", "inspect_queues", "q", "--watch", "0.1"],
+            [sys.executable, "-m", "django", "inspect_queues", "--watch", "q", "--interval", "0.1"],
             cwd=ROOT,
             env=environment(),
             stdin=subprocess.DEVNULL,

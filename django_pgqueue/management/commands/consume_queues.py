@@ -117,7 +117,11 @@ class Command(BaseCommand):
     def _tell_health(self, stack: ExitStack, consumer: Consumer, options: dict[str, Any]) -> None:
         file, port = options["health_file"], options["health_port"]
         if file is None and port is None:
+            if options["health_target"] is not None:
+                raise CommandError("--health-target needs --health-port or --health-file")
             return
+        if file is not None and (file.is_dir() or not file.name):
+            raise CommandError(f"--health-file: {file} is a directory")
         address = None if port is None else (options["health_host"], port)
         health = Health(consumer, options["health_target"])
         try:
@@ -130,8 +134,8 @@ class Command(BaseCommand):
             return
         try:
             from django_pgqueue import metrics
-        except ModuleNotFoundError as error:
-            if error.name != "prometheus_client":
+        except ImportError as error:
+            if not (error.name or "prometheus_client").startswith("prometheus_client"):
                 raise
             raise CommandError("--metrics-port needs: pip install django-pg-messagequeue[prometheus]") from error
         try:

@@ -7,17 +7,19 @@ from typing import Any
 
 from django.apps import apps
 from django.core.checks import ERROR, WARNING, CheckMessage, run_checks
-from django.core.management.base import BaseCommand
-from django.db import DatabaseError, connections
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError, ProgrammingError, connections
 
 from django_pgqueue import diagnosis
-from django_pgqueue.conf import database_alias
+from django_pgqueue.conf import settings
 from django_pgqueue.management.arguments import refusal
 
 LEVELS = {"error": ERROR, "warning": WARNING}
 
 # Exit statuses.
 FINE, WARNINGS, ERRORS = 0, 1, 2
+
+UNDEFINED_TABLE = "42P01"
 
 
 class Command(BaseCommand):
@@ -34,15 +36,11 @@ class Command(BaseCommand):
         parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        using = database_alias(options["database"])
+        using = options["database"] or settings.DATABASE
         try:
-            checked = run_checks([apps.get_app_config(diagnosis.APP)], databases=[using])
-            found = [message for message in checked if str(message.id).startswith(f"{diagnosis.APP}.")]
-            # What is wrong with settings or schema may leave nothing to look at.
-            if not any(message.level >= ERROR for message in found):
-                found += diagnosis.examine(using)
+            found = self._look(using)
         except DatabaseError as error:
-            raise refusal(error) from error
+            raise CommandError(str(refusal(error)), returncode=ERRORS) from error
         found.sort(key=lambda message: -message.level)
         if options["format"] == "json":
             self.stdout.write(json.dumps([as_json(message) for message in found]))
@@ -54,6 +52,20 @@ class Command(BaseCommand):
         if worst >= LEVELS[options["fail_level"]]:
             sys.exit(WARNINGS)
 
+    def _look(self, using: Any) -> list[CheckMessage]:
+        is_there = using in tuple(connections)
+        checked = run_checks([apps.get_app_config(diagnosis.APP)], databases=[using] if is_there else None)
+        found = [message for message in checked if str(message.id).startswith(f"{diagnosis.APP}.")]
+        # With settings of another kind there may be nothing to look at, or no way to.
+        if {number_of(message) for message in found} & {"E001", "E003", "E009"}:
+            return found
+        try:
+            return found + diagnosis.examine(using)
+        except ProgrammingError as error:
+            if getattr(error.__cause__, "sqlstate", None) != UNDEFINED_TABLE:
+                raise
+            return [*found, diagnosis.missing_tables(str(error))]
+
     def _report(self, found: list[CheckMessage]) -> None:
         style = {"error": self.style.ERROR, "warning": self.style.WARNING, "info": self.style.NOTICE}
         for message in found:
@@ -61,7 +73,8 @@ class Command(BaseCommand):
             for line in (remedy_of(message), message.hint):
                 if line:
                     self.stdout.write(f"      {line}")
-        self.stdout.write("nothing is wrong" if not found else f"{len(found)} findings")
+        count = len(found)
+        self.stdout.write("nothing is wrong" if not count else f"{count} finding{'' if count == 1 else 's'}")
 
 
 def as_json(message: CheckMessage) -> dict[str, str | None]:

@@ -34,22 +34,18 @@ class Command(BaseCommand):
         parser.add_argument("names", nargs="*", metavar="NAME", help="queues (default: all)")
         parser.add_argument("--format", choices=("text", "json"), default="text")
         parser.add_argument(
-            "--watch",
-            type=at_least(0.1),
-            nargs="?",
-            const=2.0,
-            metavar="SECONDS",
-            help="show them again every so many seconds (2), until SIGINT or SIGTERM",
+            "--watch", action="store_true", help="show them again every --interval seconds, until SIGINT or SIGTERM"
         )
+        parser.add_argument("--interval", type=at_least(0.1), default=2.0, help="seconds (default: 2)")
         parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         names, using = options["names"], database_alias(options["database"])
         try:
-            if options["watch"] is None:
+            if not options["watch"]:
                 missing = self._show(services.stats(names, using), options["format"], names)
             else:
-                self._watch(names, using, options["format"], options["watch"])
+                self._watch(names, using, options["format"], options["interval"])
                 return
         except DatabaseError as error:
             raise refusal(error) from error
