@@ -117,7 +117,8 @@ def test_b85_a_big_queue_cannot_be_deleted_by_the_admin(admin_client: Client, bi
         queue_url("changelist"), {"action": "delete_selected", "_selected_action": [f"queue.{QUEUES}"], "post": "yes"}
     )
     assert answer.status_code in (200, 302, 403)
-    assert rows_read() - before == 0
+    # The list is shown again, and counts within its bounds.
+    assert rows_read() - before <= MOST_READ
     assert MessageQueue.objects.filter(name__startswith="queue.").count() == QUEUES
 
 
