@@ -183,7 +183,7 @@ def test_b91_everything_works_there(schema):
     services.forget_declared()
     queue.publish({"n": 4})
     assert drain(queue) == [{"n": 4}]
-    assert services.foreign_key_state(schema) == (True, True, True)
+    assert services.foreign_key_state(schema) == (True, True, True, True)
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
