@@ -86,7 +86,7 @@ def test_b98_a_dump_is_restored_with_all_that_the_queue_needs(dump, target):
     """Rows, foreign key, trigger, the function's rights, storage; every message that was not dead is delivered."""
     pg("pg_restore", "--exit-on-error", f"--dbname={url_of(target)}", dump)
     comes_through(target)
-    assert services.foreign_key_state(target) == (True, True, True)
+    assert services.foreign_key_state(target) == (True, True, True, True)
     Queue("work", using=target).publish({})
     fetch("DELETE FROM django_pgqueue_messagequeue WHERE name = 'work'", using=target)
     assert fetch(f"SELECT DISTINCT orphaned_from FROM {ITEM} WHERE queue_id IS NULL", using=target) == [("work",)]
