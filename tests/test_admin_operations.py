@@ -351,6 +351,17 @@ def test_messages_are_found_by_queue_origin_and_state(viewer: Client) -> None:
     assert '<input type="hidden" name="state" value="ready">' in html and 'name="queue" value="a"' in html
 
 
+def test_what_is_held_of_a_long_queue_is_looked_for_at_its_head(viewer: Client, monkeypatch: Any) -> None:
+    """In both walks; a lease that is further behind is not found, and nothing behind is read."""
+    monkeypatch.setattr(admin_messages, "HEAD", 3)
+    make_queue("a")
+    held = [make_message("a", lease=60).pk, make_message("a", lease=60, due_in=-60).pk]
+    for _ in range(3):
+        make_message("a")
+    make_message("a", lease=60)
+    assert sorted(shown(viewer, queue="a", state="leased")) == sorted(held)
+
+
 def shown(client: Client, **query: str) -> list[int]:
     answer = client.get(reverse(ITEMS), query)
     assert answer.status_code == 200
