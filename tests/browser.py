@@ -17,7 +17,6 @@ from playwright.sync_api import Page, sync_playwright
 from tests.support import DEADLINE
 
 T = TypeVar("T")
-Show = Callable[[Callable[[Page], T]], T]
 
 
 def find_chromium() -> str | None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 
 from django_pgqueue.services import Minute
 
@@ -16,7 +16,7 @@ def chart(minutes: Sequence[Minute]) -> SafeString:
     """Return a bar for each minute: what was handled, and above it what failed or was given up."""
     busiest = max((each.handled + each.failed + each.dead_lettered for each in minutes), default=0)
     if not busiest:
-        return format_html('<span class="pgqueue-quiet">{}</span>', "-")
+        return mark_safe("-")
     scale = HEIGHT / busiest
     handled = "".join(_bar(each.ago, 0.0, each.handled * scale) for each in minutes)
     bad = "".join(_bar(each.ago, each.handled * scale, (each.failed + each.dead_lettered) * scale) for each in minutes)

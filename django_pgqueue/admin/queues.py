@@ -22,6 +22,7 @@ from django_pgqueue.admin.charts import chart, rate
 from django_pgqueue.admin.numbers import MOST, Numbers, numbers_of, reapable_in
 from django_pgqueue.admin.operations import OPERATIONS, REFUSALS, Operation, queue_of
 from django_pgqueue.conf import database_alias
+from django_pgqueue.diagnosis import Limits
 from django_pgqueue.models import MessageQueue, QueueConsumer
 from django_pgqueue.reaper import Reaper
 
@@ -165,7 +166,7 @@ class MessageQueueAdmin(ReadOnlyAdmin):
         context = {
             "may_operate": may_operate(request),
             "reaper": "The reaper has never run." if age is None else f"The reaper ran {duration(age)} ago.",
-            "reaper_is_late": age is None or age > 600,
+            "reaper_is_late": age is None or age > Limits().reaper,
             **(extra_context or {}),
         }
         return super().changelist_view(request, context)
