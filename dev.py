@@ -5,6 +5,7 @@ Everything from a bare Python 3.11 or newer: make the environment if need be, th
     python3 dev.py demo [...]     the main job, start to end: manage.py demo
     python3 dev.py test [...]     the tests: pytest
     python3 dev.py check          what has to hold beside the tests: ruff, mypy, imports, migrations
+    python3 dev.py docs           the documentation, as web pages in docs/_build
     python3 dev.py manage [...]   any other command of manage.py
     python3 dev.py python [...]   the environment's Python
 
@@ -46,7 +47,7 @@ def main() -> None:
         metavar="REQUIREMENT",
         help="install this as well, for example 'Django==6.0.*'; give it a --venv of its own",
     )
-    parser.add_argument("command", choices=("demo", "test", "check", "manage", "python"))
+    parser.add_argument("command", choices=("demo", "test", "check", "docs", "manage", "python"))
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
 
@@ -62,6 +63,9 @@ def main() -> None:
     manage = [str(ROOT / "manage.py")]
     if options.command == "check":
         check(bindir)
+    elif options.command == "docs":
+        os.chdir(ROOT)
+        run(bindir, ["-m", "sphinx", "--builder", "html", "--fail-on-warning", "--quiet", "docs", "docs/_build"])
     elif options.command == "test":
         os.chdir(ROOT)
         run(bindir, ["-m", "pytest", *options.arguments])

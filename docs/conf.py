@@ -1,0 +1,53 @@
+"""How Sphinx builds these pages: ``python3 dev.py docs``, with warnings as errors."""
+
+import shutil
+import sys
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+import django
+from django.conf import settings
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+# For the reference, which is made of docstrings. No database is asked.
+settings.configure(
+    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_pgqueue"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}},
+)
+django.setup()
+
+project = "django_pgqueue"
+author = "django_pgqueue contributors"
+project_copyright = author
+version = release = version_of("django-pg-messagequeue")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_build"]
+nitpicky = False
+
+myst_enable_extensions = ["attrs_block", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+
+html_theme = "furo"
+html_title = "django_pgqueue"
+
+# Named by HTML (pictures for light and dark) or for people to take, so that Sphinx does not know of them.
+CARRIED = ("img", "benchmarks", "ops", "results")
+
+
+def carry(app: Any, exception: Exception | None) -> None:
+    """Put files beside the pages that name them."""
+    if exception is None:
+        for folder in CARRIED:
+            shutil.copytree(HERE / folder, Path(app.outdir) / folder, dirs_exist_ok=True)
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("build-finished", carry)
