@@ -1,0 +1,66 @@
+"""
+Every page of the docs holds: its blocks are run in a project that a reader of the quick start has.
+
+The quick start begins in an empty folder, with the built wheel. The other pages go on from where it ends.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from django.db import connections
+
+import dev
+from tests.pages import ROOT, Project, blocks, build_wheel
+
+DOCS = ROOT / "docs"
+QUICK_START = DOCS / "quick-start.md"
+PAGES = [page for page in sorted(DOCS.glob("*.md")) if page != QUICK_START and blocks(page.read_text())]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """The project that the quick start makes."""
+    folder = tmp_path_factory.mktemp("reader")
+    settings = connections.settings["default"]
+    keys = {"HOST": "PGHOST", "PORT": "PGPORT", "USER": "PGUSER", "PASSWORD": "PGPASSWORD"}
+    server = {name: str(settings[key]) for key, name in keys.items() if settings[key]}
+    database = f"shop_{uuid4().hex[:8]}"
+    venv = folder / "venv"
+    dev.make(venv)
+    project = Project(folder / "project", venv, build_wheel(folder), database, server, settings_module="shop.settings")
+    project.folder.mkdir()
+    address = {name.removeprefix("PG").lower(): value for name, value in server.items()}
+    with psycopg.connect(**address, dbname="postgres", autocommit=True) as admin:
+        admin.execute(f'CREATE DATABASE "{database}"')
+        try:
+            project.follow(QUICK_START)
+            yield project
+        finally:
+            admin.execute(f'DROP DATABASE "{database}" WITH (FORCE)')
+
+
+@pytest.mark.slow
+def test_the_quick_start_reaches_a_handled_message(shop: Project) -> None:
+    """From an empty folder, with nothing but what the page says."""
+    assert "handled" in QUICK_START.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_says_holds(page: Path, shop: Project, tmp_path: Path) -> None:
+    """Each of its blocks."""
+    with shop.copied(tmp_path / "project", f"{shop.database}_{uuid4().hex[:8]}") as project:
+        project.follow(page)
+    shutil.rmtree(tmp_path / "project")
+
+
+def test_blocks_that_are_not_run_have_a_reason_that_is_known() -> None:
+    """No block is left out in silence."""
+    reasons = {
+        block.argument for page in DOCS.glob("*.md") for block in blocks(page.read_text()) if block.word == "not run"
+    }
+    assert reasons <= {"needs Docker", "needs Kubernetes", "needs systemd", "needs a terminal"}
