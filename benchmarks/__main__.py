@@ -4,7 +4,7 @@ Run benchmarks: each starts its own server, prints a table and writes ``benchmar
     python -m benchmarks publish        one of them (see --help); exit status 1 when a target is missed
     python -m benchmarks all            all of them
     python -m benchmarks all --quick    a short run that shows that they work: not judged, not kept
-    python -m benchmarks docs           make docs/benchmarks.md, README's tables and the charts from results/
+    python -m benchmarks docs           make docs/benchmarks.md, tables of other pages and the charts from results/
 """
 
 import argparse

@@ -1,5 +1,5 @@
 """
-Make docs/benchmarks.md, docs/capacity.md, README's tables and all charts from ``results/*.json``.
+Make docs/benchmarks.md, docs/capacity.md, the marked blocks of other pages and all charts from ``results/*.json``.
 
 What people wrote is in ``notes/``: ``method.md``, ``capacity.md``, and for a target such as T5 ``T5.md``, which
 one that is missed must have: what was tried, and what the limit is. The other words are the benchmarks'
@@ -12,7 +12,7 @@ import ast
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from benchmarks.charts import THEMES, Chart, svg
 from benchmarks.targets import TARGETS
 
 README = harness.ROOT / "README.md"
-PAGE = harness.ROOT / "docs" / "benchmarks.md"
-CAPACITY = harness.ROOT / "docs" / "capacity.md"
-CHARTS = harness.ROOT / "docs" / "benchmarks"
+DOCS = harness.ROOT / "docs"
+PAGE = DOCS / "benchmarks.md"
+CAPACITY = DOCS / "capacity.md"
+COMPARISON = DOCS / "comparison.md"
+HOW_IT_WORKS = DOCS / "how-it-works.md"
+CHARTS = DOCS / "benchmarks"
 NOTES = harness.ROOT / "benchmarks" / "notes"
 
 MARKED = re.compile(r"(<!-- benchmark: (\w+) -->\n).*?(<!-- /benchmark -->)", re.DOTALL)
@@ -49,12 +52,10 @@ def made(names: Sequence[str]) -> dict[Path, str]:
     charts = {name: figures.charts(result) for name, result in results.items()}
     headline = figures.headline(results)
     return {
-        README: with_blocks(
-            README.read_text(),
-            {
-                "headline": lambda: picture(headline, "docs/benchmarks/") if headline else f"({NOT_YET})",
-                "peers": lambda: peers_table(results["peers"]) if "peers" in results else f"({NOT_YET})",
-            },
+        README: with_block(README, "before_after", before_after(results.get("publishers"))),
+        COMPARISON: with_block(COMPARISON, "peers", peers_table(results.get("peers"))),
+        HOW_IT_WORKS: with_block(
+            HOW_IT_WORKS, "headline", picture(headline, "benchmarks/") if headline else f"({NOT_YET})"
         ),
         PAGE: page(names, results, charts),
         CAPACITY: capacity_page(results.get("capacity")),
@@ -73,12 +74,13 @@ def read(names: Sequence[str]) -> dict[str, Result]:
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
-def with_blocks(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
-    """Return the text with each block between its markers, which must be there once."""
+def with_block(path: Path, name: str, block: str) -> str:
+    """Return the text with a block between its markers, the only ones that it may have."""
+    text = path.read_text()
     found = [match[2] for match in MARKED.finditer(text)]
-    if sorted(found) != sorted(blocks):
-        raise ValueError(f"the text must have the markers of {sorted(blocks)} once each, not of {sorted(found)}")
-    return MARKED.sub(lambda match: f"{match[1]}{blocks[match[2]]()}\n{match[3]}", text)
+    if found != [name]:
+        raise ValueError(f"{path.name} must have the markers of {name} once, not of {found}")
+    return MARKED.sub(lambda match: f"{match[1]}{block}\n{match[3]}", text)
 
 
 # --- The page -------------------------------------------------------------------------------------
@@ -235,8 +237,36 @@ def capacity_page(result: Result | None) -> str:
     return f"{made_by}\n\n{(NOTES / 'capacity.md').read_text().format_map(words)}"
 
 
-def peers_table(result: Result) -> str:
-    """Return README's table: of each queue its best figures."""
+def before_after(result: Result | None) -> str:
+    """Return README's table: the usual way and ours, as publishers grow in number."""
+    if result is None:
+        return f"({NOT_YET})"
+    ways = {(row["publishers"], way): row for way, row in figures.parts(result)["held open 5 ms"]}
+    return harness.table(
+        [
+            {
+                "publishers": publishers,
+                "before: publishes/s": show(before, "publishes/s"),
+                "p99 ms": show(before, "p99 ms"),
+                "waiting for locks": f"{show(before, 'lock wait %')} %",
+                "**after**: publishes/s": f"**{show(after, 'publishes/s')}**",
+                "**p99 ms**": f"**{show(after, 'p99 ms')}**",
+                "**waiting for locks**": f"**{show(after, 'lock wait %')} %**",
+            }
+            for publishers in (1, 8, 32, 64)
+            for before, after in [(ways[publishers, "ensure on every publish"], ways[publishers, "ours"])]
+        ]
+    )
+
+
+def show(row: Mapping[str, Any], measure: str) -> str:
+    return harness.number(round(figures.number(row[measure])))
+
+
+def peers_table(result: Result | None) -> str:
+    """Return the comparison's table: of each queue its best figures."""
+    if result is None:
+        return f"({NOT_YET})"
     return harness.table(
         [
             {"queue": peer, **{measure: round(value, 1) for measure, value in found.items()}}

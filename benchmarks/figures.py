@@ -101,7 +101,7 @@ def charts(result: Result) -> list[Chart]:
 
 
 def headline(results: Mapping[str, Result]) -> Chart | None:
-    """Return README's chart: the old way and ours, over the number of publishers."""
+    """Return the chart of how it works: the old way and ours, over the number of publishers."""
     if "publishers" not in results:
         return None
     result = results["publishers"]

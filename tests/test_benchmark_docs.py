@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, README's block and the charts are what the committed figures give."""
+"""docs/benchmarks.md, the blocks of other pages and the charts are what the committed figures give."""
 
 import copy
 import json
@@ -91,16 +91,20 @@ def test_the_closest_figure_is_shown() -> None:
     assert docs.measured(found[3]) == "d: **3 (1-9)**, asked ≤ 2"
 
 
-def test_blocks_go_between_their_markers() -> None:
+def test_blocks_go_between_their_markers(tmp_path: Path) -> None:
     """What stands there is replaced, what stands around it stays; a marker too few or too many is an error."""
+    page = tmp_path / "page.md"
     text = "before\n<!-- benchmark: one -->\nold\n<!-- /benchmark -->\nafter\n"
-    made = docs.with_blocks(text, {"one": lambda: "new"})
+    page.write_text(text)
+    made = docs.with_block(page, "one", "new")
     assert made == text.replace("old", "new")
-    assert docs.with_blocks(made, {"one": lambda: "new"}) == made
+    page.write_text(made)
+    assert docs.with_block(page, "one", "new") == made
     with pytest.raises(ValueError, match="markers"):
-        docs.with_blocks("no markers", {"one": lambda: "new"})
+        docs.with_block(page, "two", "new")
+    page.write_text("no markers")
     with pytest.raises(ValueError, match="markers"):
-        docs.with_blocks(text, {})
+        docs.with_block(page, "one", "new")
 
 
 # --- Charts ---------------------------------------------------------------------------------------
