@@ -22,11 +22,13 @@ class PayloadError(PGQueueError, ValueError):
     """
     A payload or a header cannot be stored as JSON. Raised before any SQL is sent.
 
-    ``path`` tells where in the value the trouble is: ``$.items[3].price``.
+    Nor is one stored that does not fit the queue's schema. ``path`` tells where in the value the trouble is,
+    ``$.items[3].price``, and ``reason`` what it is.
     """
 
-    def __init__(self, message: str, path: str = "$") -> None:
-        super().__init__(f"{path}: {message}")
+    def __init__(self, reason: str, path: str = "$") -> None:
+        super().__init__(f"{path}: {reason}")
+        self.reason = reason
         self.path = path
 
 

@@ -50,6 +50,8 @@ class Handler:
     is_async: bool
     #: How many messages it takes at once, as a list. None: one, as itself.
     batch: int | None = None
+    #: Returns a message with the payload that the queue's schema makes of it, or raises. None: as it is.
+    load: Callable[[Message], Message] | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from json.scanner import make_scanner
-from typing import Any
+from typing import Any, Generic
 from uuid import UUID
 
 from django_pgqueue.exceptions import PayloadError, PayloadTooLarge
+from django_pgqueue.schema import P
 
 # A consumer decodes with the json module, whose recursion is bounded by the interpreter (1,000
 # frames on CPython 3.11, those of the handler included). What is published must be readable there.
@@ -33,17 +34,18 @@ _scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # typeshed t
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Message(Generic[P]):
     """
     One claimed message. Frozen: settling it is the queue's work (``queue.ack(message)``).
 
+    ``payload`` is JSON as Python has it or, where the queue has a schema, what that makes of it.
     ``lease_expires_at`` is by the database's clock. ``token`` fences the lease: a later claim of
     the same message has another one.
     """
 
     id: int
     queue: str
-    payload: Any
+    payload: P
     headers: dict[str, Any]
     delivery_count: int
     published_at: datetime

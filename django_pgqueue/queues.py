@@ -11,8 +11,9 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Literal, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 from weakref import WeakSet
 
 from asgiref.sync import sync_to_async
@@ -22,12 +23,14 @@ from django_pgqueue.conf import database_alias, settings
 from django_pgqueue.lanes import ACK_MODES, Handler
 from django_pgqueue.message import Message, encode, encode_headers, encode_many
 from django_pgqueue.redrive import Redrive
+from django_pgqueue.schema import P, Schema, Validation, misfit, validation_of
 from django_pgqueue.services import Declaration, Letters, Outgoing, QueueStats
 from django_pgqueue.validation import check_count, check_name, check_rate, check_seconds, check_ttl
 
 Seconds = float | timedelta
 #: Takes a message, or a list of them where ``batch`` is given.
 HandlerFunction = Callable[[Any], Any]
+R = TypeVar("R")
 
 # Seconds for which extend() tries rows that somebody else has locked, before it counts them as lost.
 LOCK_PATIENCE = 1.0
@@ -36,15 +39,15 @@ LOCK_PATIENCE = 1.0
 PURGE_BATCH = 1_000
 
 # Queues that are alive in this process; those of queues.py modules live as long as it does.
-_queues: WeakSet[Queue] = WeakSet()
+_queues: WeakSet[Queue[Any]] = WeakSet()
 # A set must not grow while it is walked, and threads make queues.
 _queues_lock = threading.Lock()
 _handlers: dict[str, Handler] = {}
 
 
-class Queue:
+class Queue(Generic[P]):
     """
-    A queue, declared.
+    A queue, declared. ``Queue[Order]`` has payloads of that type, for type checkers.
 
     ``name``: see ``check_name``. ``durable``: False allows a server crash to take messages.
     ``auto_deleted``: reaped when idle and empty, made again by the next publish. ``exclusive``:
@@ -54,7 +57,10 @@ class Queue:
     which a message that is due expires (``math.inf``: never; default ``EPHEMERAL_TTL`` for
     auto-deleted queues, else ``DEFAULT_TTL``). ``lease``: seconds that a claim lasts unless it is
     extended. ``backoff``: ``{"base", "factor", "max", "jitter"}`` in seconds, or a callable that
-    takes the delivery count and returns seconds. ``using``: database alias.
+    takes the delivery count and returns seconds. ``schema``: what a payload must look like, checked by
+    publish and before a message is handled: a type that pydantic or msgspec knows, a function that takes
+    the JSON value and returns what handlers get, or an object with ``dump(payload)`` and ``load(value)``.
+    A message that does not fit goes to the dead-letter queue. ``using``: database alias.
 
     Seconds are numbers or ``timedelta``. Raises ``InvalidQueueName`` or ``ValueError``.
     """
@@ -71,6 +77,7 @@ class Queue:
         ttl: Seconds | None = None,
         lease: Seconds | None = None,
         backoff: Mapping[str, float] | Callable[[int], float] | None = None,
+        schema: Schema[P] | type[P] | Callable[[Any], P] | None = None,
         using: str | None = None,
     ) -> None:
         self.name = check_name(name)
@@ -87,6 +94,7 @@ class Queue:
         self._ttl = check_ttl(ttl)
         self._lease = None if lease is None else check_seconds(lease, "lease", zero=False)
         self._backoff = backoff if backoff is None or callable(backoff) else check_backoff(backoff)
+        self._validation: Validation[P] | None = None if schema is None else validation_of(schema)
         self._using = using
         self._topics: set[str] = set()
         self._declaration: Declaration | None = None
@@ -169,7 +177,7 @@ class Queue:
 
     def publish(
         self,
-        payload: Any,
+        payload: P,
         *,
         headers: Mapping[str, Any] | None = None,
         delay: Seconds = 0,
@@ -178,7 +186,8 @@ class Queue:
         """
         Publish a message and return its id.
 
-        ``payload`` and the values of ``headers`` are JSON values: see ``message.encode``. The
+        ``payload`` and the values of ``headers`` are JSON values: see ``message.encode``. With a schema
+        ``payload`` is what that makes JSON of. The
         message is due in ``delay`` seconds and expires ``ttl`` seconds after that (None: the
         queue's default, ``math.inf``: never).
 
@@ -194,12 +203,13 @@ class Queue:
         """
         delay, expires_in = self._times(delay, ttl)
         most = settings.MAX_PAYLOAD_BYTES
-        outgoing = Outgoing(encode(payload, most), encode_headers(headers, most), delay or None, expires_in)
+        value = payload if self._validation is None else self._validation.dump(payload)
+        outgoing = Outgoing(encode(value, most), encode_headers(headers, most), delay or None, expires_in)
         return services.publish(self.declaration, outgoing, self.using)
 
     def publish_many(
         self,
-        payloads: Iterable[Any],
+        payloads: Iterable[P],
         *,
         headers: Mapping[str, Any] | None = None,
         delay: Seconds = 0,
@@ -215,18 +225,22 @@ class Queue:
         most = settings.MAX_PAYLOAD_BYTES
         return services.publish_many(
             self.declaration,
-            encode_many(payloads, most),
+            encode_many(payloads if self._validation is None else self._dump_many(payloads), most),
             self.using,
             headers=encode_headers(headers, most),
             delay=delay or None,
             expires_in=expires_in,
         )
 
-    async def apublish(self, payload: Any, **options: Any) -> int:
+    def _dump_many(self, payloads: Iterable[P]) -> list[Any]:
+        assert self._validation is not None
+        return [self._validation.dump(payload, f"[{position}]") for position, payload in enumerate(payloads)]
+
+    async def apublish(self, payload: P, **options: Any) -> int:
         """See ``publish()``. Runs in Django's thread for synchronous code, on its connection."""
         return await sync_to_async(self.publish)(payload, **options)
 
-    async def apublish_many(self, payloads: Iterable[Any], **options: Any) -> list[int]:
+    async def apublish_many(self, payloads: Iterable[P], **options: Any) -> list[int]:
         """See ``publish_many()``."""
         return await sync_to_async(self.publish_many)(payloads, **options)
 
@@ -243,13 +257,14 @@ class Queue:
 
     # --- Consuming ---
 
-    def claim(self, limit: int = 1) -> list[Message]:
+    def claim(self, limit: int = 1) -> list[Message[P]]:
         """
         Lease up to ``limit`` ready messages and return them.
 
         Each is the caller's until its lease ends: ack, nack, reject or extend it before. A message
         whose last lease lapsed comes alone. Messages delivered ``max_deliveries`` times, and
-        those that cannot be decoded, go to the dead-letter queue and are not returned.
+        those that cannot be decoded or do not fit the schema, go to the dead-letter queue and are not
+        returned.
 
         None come from a paused queue, nor from an exclusive one that another consumer owns. This
         process becomes the owner of an exclusive queue by claiming; it stays so while it claims at
@@ -260,9 +275,28 @@ class Queue:
         check_count(limit, "limit")
         while True:
             claim = services.claim_by_hand(self.declaration, self.using, limit=limit, lease=self.lease)
+            messages = claim.messages if self._validation is None else self._fitting(claim.messages)
             # What was taken aside may have hidden messages behind it.
-            if claim.messages or not claim.dead_lettered:
-                return claim.messages
+            if messages or not (claim.messages or claim.dead_lettered):
+                return messages
+
+    def _fitting(self, messages: Sequence[Message]) -> list[Message[P]]:
+        """Return the messages as the schema makes them, and reject those that do not fit."""
+        fitting, misfits, reasons = [], [], []
+        for message in messages:
+            try:
+                fitting.append(self._load(message))
+            except Exception as error:
+                misfits.append(message)
+                reasons.append(misfit(error))
+        if misfits:
+            services.reject(self.declaration, misfits, reasons, self.using)
+        return fitting
+
+    def _load(self, message: Message) -> Message[P]:
+        """Return the message with what the schema makes of its payload. Raises what the schema does."""
+        assert self._validation is not None
+        return replace(message, payload=self._validation.load(message.payload))
 
     def ack(self, *messages: Message) -> None:
         """
@@ -305,7 +339,7 @@ class Queue:
             extension = services.extend(messages, lease, self.using, patience=LOCK_PATIENCE)
             services.raise_lost(self.name, extension.lost | extension.locked)
 
-    def _own(self, messages: Sequence[Message]) -> bool:
+    def _own(self, messages: Sequence[Message[Any]]) -> bool:
         """Tell whether there are any, and refuse those of other queues."""
         for message in messages:
             if not isinstance(message, Message):
@@ -319,7 +353,7 @@ class Queue:
         return backoff_delay(self._backoff or settings.BACKOFF, message.delivery_count)
 
     @overload
-    def handler(self, function: HandlerFunction) -> HandlerFunction: ...
+    def handler(self, function: Callable[[Message[P]], R]) -> Callable[[Message[P]], R]: ...
 
     @overload
     def handler(
@@ -328,8 +362,18 @@ class Queue:
         concurrency: int = 1,
         ack: Literal["late", "early", "atomic"] = "late",
         timeout: Seconds = 3600,
-        batch: int | None = None,
-    ) -> Callable[[HandlerFunction], HandlerFunction]: ...
+        batch: None = None,
+    ) -> Callable[[Callable[[Message[P]], R]], Callable[[Message[P]], R]]: ...
+
+    @overload
+    def handler(
+        self,
+        *,
+        concurrency: int = 1,
+        ack: Literal["late", "early", "atomic"] = "late",
+        timeout: Seconds = 3600,
+        batch: int,
+    ) -> Callable[[Callable[[list[Message[P]]], R]], Callable[[list[Message[P]]], R]]: ...
 
     def handler(
         self,
@@ -399,6 +443,7 @@ class Queue:
             timeout=check_seconds(timeout, "timeout", zero=False),
             is_async=is_async,
             batch=None if batch is None else check_count(batch, "batch"),
+            load=None if self._validation is None else self._load,
         )
 
     # --- Operating ---
@@ -536,18 +581,18 @@ def registered_handlers(names: Sequence[str] = ()) -> list[Handler]:
     return [_handlers[name] for name in names or sorted(_handlers)]
 
 
-def living_queues() -> list[Queue]:
+def living_queues() -> list[Queue[Any]]:
     """Return the queues that are declared in this process."""
     with _queues_lock:
         return list(_queues)
 
 
-def find_queue(name: str, using: str | None = None) -> Queue | None:
+def find_queue(name: str, using: str | None = None) -> Queue[Any] | None:
     """Return the queue of this name (on this database alias) that is declared in this process, if there is one."""
     return next((queue for queue in living_queues() if queue.name == name and using in (None, queue.using)), None)
 
 
-def standing_queues() -> list[Queue]:
+def standing_queues() -> list[Queue[Any]]:
     """Return the standing queues that are declared in this process, by name."""
     return sorted(
         (queue for queue in living_queues() if not queue.declaration.auto_deleted),

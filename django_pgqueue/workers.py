@@ -22,6 +22,7 @@ from django_pgqueue.guard import ConnectionGuard
 from django_pgqueue.lanes import ACK, RELEASE, SETTLE_BATCH, SETTLED, Handler, Held, Lane, Outcome, start, take
 from django_pgqueue.loop import DATABASE_FAULTS, describe
 from django_pgqueue.message import Message
+from django_pgqueue.schema import misfit
 from django_pgqueue.validation import check_seconds
 
 logger = logging.getLogger("django_pgqueue")
@@ -56,7 +57,15 @@ class Workers:
             self._finish(lane, batch, started, outcomes)
 
     def _handle_of(self, lane: Lane) -> Callable[[Lane, list[Message]], list[Outcome]]:
-        return {"late": self._handle, "early": self._handle_early, "atomic": self._handle_atomic}[lane.handler.ack]
+        handle = {"late": self._handle, "early": self._handle_early, "atomic": self._handle_atomic}[lane.handler.ack]
+        if lane.handler.load is None:
+            return handle
+
+        def handle_fitting(lane: Lane, messages: list[Message]) -> list[Outcome]:
+            fitting, refused = load(lane, messages)
+            return join(messages, refused, handle(lane, fitting) if fitting else [])
+
+        return handle_fitting
 
     def work(self, lane: Lane) -> None:
         """One worker thread of a lane with a sync handler."""
@@ -201,7 +210,15 @@ class Workers:
             self._finish(lane, batch, started, outcomes)
 
     def _async_handle_of(self, lane: Lane) -> Callable[[Lane, list[Message]], Awaitable[list[Outcome]]]:
-        return self._handle_early_async if lane.handler.ack == "early" else self._handle_async
+        handle = self._handle_early_async if lane.handler.ack == "early" else self._handle_async
+        if lane.handler.load is None:
+            return handle
+
+        async def handle_fitting(lane: Lane, messages: list[Message]) -> list[Outcome]:
+            fitting, refused = load(lane, messages)
+            return join(messages, refused, await handle(lane, fitting) if fitting else [])
+
+        return handle_fitting
 
     async def _take_async(self, lane: Lane) -> list[Held]:
         while True:
@@ -233,6 +250,24 @@ class Workers:
         except BaseException as error:
             self._log_after_early_ack(lane, {message.id: error for message in mine})
         return [SETTLED] * len(messages)
+
+
+def load(lane: Lane, messages: list[Message]) -> tuple[list[Message], dict[int, Outcome]]:
+    """Return the messages as the queue's schema makes them, and what becomes of those that do not fit it."""
+    assert lane.handler.load is not None
+    fitting, refused = [], {}
+    for message in messages:
+        try:
+            fitting.append(lane.handler.load(message))
+        except Exception as error:
+            refused[message.id] = Outcome("reject", misfit(error))
+    return fitting, refused
+
+
+def join(messages: list[Message], refused: dict[int, Outcome], outcomes: list[Outcome]) -> list[Outcome]:
+    """Return the outcome of each message: of those that were handled, in order, and of the others."""
+    handled = iter(outcomes)
+    return [refused[message.id] if message.id in refused else next(handled) for message in messages]
 
 
 def call(handler: Handler, messages: list[Message]) -> dict[int, BaseException]:

@@ -14,6 +14,7 @@ CAUSE = "a queue that comes back says why it was gone"
 SPARES = "a queue that is not durable spares the disk and nothing else"
 MEMORY = "a worker's memory is bounded"
 HISTORY = "the history of a dead letter tells what happened"
+FITS = "a payload is what its queue's schema says"
 
 MUTANTS = (
     Mutant(
@@ -292,5 +293,37 @@ MUTANTS = (
         "    capped = text if len(text) <= MAX_REASON_LENGTH else",
         "    capped = text if True else",
         ("tests/test_dead_letters.py::test_the_reason_is_the_path_of_the_exception_and_its_text",),
+    ),
+    Mutant(
+        FITS,
+        "publish asks no schema",
+        "queues.py",
+        "value = payload if self._validation is None else self._validation.dump(payload)",
+        "value = payload",
+        ("tests/test_payload_schema.py::test_what_does_not_fit_is_refused_before_any_sql",),
+    ),
+    Mutant(
+        FITS,
+        "what does not fit is retried",
+        "workers.py",
+        'Outcome("reject", misfit(error))',
+        'Outcome("nack", misfit(error))',
+        ("tests/test_payload_schema.py::test_a_stored_payload_that_does_not_fit_is_set_aside_with_the_reason",),
+    ),
+    Mutant(
+        FITS,
+        "the place in a bulk is not told",
+        "queues.py",
+        """self._validation.dump(payload, f"[{position}]")""",
+        "self._validation.dump(payload)",
+        ("tests/test_payload_schema.py::test_what_does_not_fit_is_refused_before_any_sql",),
+    ),
+    Mutant(
+        FITS,
+        "a claim by hand hands out what does not fit",
+        "queues.py",
+        "services.reject(self.declaration, misfits, reasons, self.using)",
+        "fitting.extend(misfits)",
+        ("tests/test_payload_schema.py::test_a_claim_by_hand_sets_aside_what_does_not_fit",),
     ),
 )
