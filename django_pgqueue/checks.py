@@ -15,7 +15,7 @@ from django.db import connections
 from django_pgqueue import diagnosis, services
 from django_pgqueue.conf import SETTING_TYPES, settings
 from django_pgqueue.queues import check_backoff
-from django_pgqueue.validation import MAX_SECONDS
+from django_pgqueue.validation import MAX_COUNT, MAX_SECONDS
 
 # At most 24: with " topic#" and the hash of a long name it must fit the 63 bytes of a channel. A colon would
 # let queue "b:c" of prefix "a" and queue "c" of prefix "a:b" share a channel.
@@ -87,8 +87,9 @@ def _problem(key: str, value: Any) -> str:
         return "" if isinstance(value, str) else "must be a str"
     if isinstance(value, bool) or not isinstance(value, (int, float) if float in allowed else int):
         return "must be a number"
-    if value > MAX_SECONDS:
-        return f"must be at most {MAX_SECONDS}"
+    most = MAX_SECONDS if float in allowed else MAX_COUNT
+    if value > most:
+        return f"must be at most {most}"
     return "" if value > 0 or (key == "NOTIFY_INTERVAL" and value == 0) else "must be more than 0"
 
 

@@ -14,6 +14,9 @@ DEAD_LETTER_SUFFIX = ".dead"
 #: further than Python's, so an unbounded delay would be stored and could not be read back.
 MAX_SECONDS = 100 * 365 * 86_400
 
+#: The largest number of deliveries, messages and the like: what PostgreSQL's integer holds.
+MAX_COUNT = 2**31 - 1
+
 
 def check_name(name: object) -> str:
     """
@@ -64,7 +67,7 @@ def check_rate(value: object) -> float:
     return value
 
 
-def check_count(value: object, what: str, *, most: int = 2**31 - 1) -> int:
+def check_count(value: object, what: str, *, most: int = MAX_COUNT) -> int:
     """Return a whole number from 1 to ``most``, else raise ``ValueError`` naming ``what``."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ValueError(f"{what} must be a whole number from 1 to {most}, not {value!r}")

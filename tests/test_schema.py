@@ -173,6 +173,8 @@ def test_the_project_as_it_is_passes_its_checks():
         ({"LEASE": 0}, ["E003"]),
         ({"LEASE": -1, "PREFETCH": 1.5}, ["E003", "E003"]),
         ({"MAX_DELIVERIES": True}, ["E003"]),
+        ({"MAX_DELIVERIES": 2**31}, ["E003"]),
+        ({"MAX_DELIVERIES": 2**31 - 1, "LEASE": 2**31}, []),
         ({"LEASE": None}, ["E003"]),
         ({"LEASE": 1e30}, ["E003"]),
         ({"BACKOFF": 5}, ["E003"]),
