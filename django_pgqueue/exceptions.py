@@ -15,15 +15,19 @@ class PGQueueError(Exception):
 
 
 class InvalidQueueName(PGQueueError, ValueError):
-    """A queue name is empty, too long, or holds characters that are not allowed."""
+    """
+    A name of a queue or topic is empty, too long, or holds characters that are not allowed.
+
+    A ``ValueError``. Raised where the ``Queue`` or ``Topic`` is made.
+    """
 
 
 class PayloadError(PGQueueError, ValueError):
     """
-    A payload or a header cannot be stored as JSON. Raised before any SQL is sent.
+    A payload or a header cannot be stored as JSON. A ``ValueError``, raised before any SQL is sent.
 
-    Nor is one stored that does not fit the queue's schema. ``path`` tells where in the value the trouble is,
-    ``$.items[3].price``, and ``reason`` what it is.
+    Nor is one stored that does not fit the queue's schema. ``path`` tells where in the value the trouble is:
+    ``$.items[3].price``; ``[57].price`` of ``publish_many``, ``headers.trace`` of headers. ``reason`` tells what it is.
     """
 
     def __init__(self, reason: str, path: str = "$") -> None:
@@ -33,15 +37,15 @@ class PayloadError(PGQueueError, ValueError):
 
 
 class PayloadTooLarge(PayloadError):
-    """A payload has more bytes of UTF-8 JSON than ``PGQUEUE["MAX_PAYLOAD_BYTES"]``."""
+    """A payload, or all headers together, have more bytes of UTF-8 JSON than ``MAX_PAYLOAD_BYTES``."""
 
 
 class QueueNotFound(PGQueueError, IntegrityError):
     """
-    The queue has no row, and it must not be made silently.
+    The queue has no row, and it must not be made silently. An ``IntegrityError`` of Django's.
 
-    ``sqlstate`` is that of a foreign-key violation whichever way it was found, so that code which
-    looks at the SQLSTATE of an ``IntegrityError`` sees one answer. The caller's transaction stays
+    ``queue`` is its name. ``sqlstate`` is that of a foreign-key violation whichever way it was found, so that code
+    which looks at the SQLSTATE of an ``IntegrityError`` sees one answer. The caller's transaction stays
     usable.
     """
 
@@ -56,8 +60,8 @@ class CanaryFailed(PGQueueError):
     """
     A redrive was stopped, because the first messages that it sent back did not all end well.
 
-    ``died``: ids of those that became dead letters again; ``pending``: of those that were not settled
-    in time; ``redriven``: how many messages were sent back.
+    ``queue``: its name; ``died``: a list of the ids of those that became dead letters again; ``pending``: of those
+    that were not settled in time; ``redriven``: how many messages were sent back.
     """
 
     def __init__(self, queue: str, died: Iterable[int], pending: Iterable[int], redriven: int) -> None:
@@ -75,7 +79,8 @@ class LeaseLost(PGQueueError):
     """
     Messages could not be settled or extended, because their lease is no longer the caller's.
 
-    ``ids`` lists them. Those that still were the caller's have been settled.
+    ``queue`` is the queue's name, ``ids`` the list of the messages'. Those that still were the caller's have been
+    settled.
     """
 
     def __init__(self, queue: str, ids: Iterable[int]) -> None:
@@ -85,7 +90,13 @@ class LeaseLost(PGQueueError):
 
 
 class Nack(Exception):
-    """Raised by a handler: give the message back, to be delivered again after ``delay`` seconds."""
+    """
+    Raised by a handler: give the message back, to be delivered again after ``delay`` seconds.
+
+    ``reason`` is text, or the exception itself, for the message's history. ``delay``: a number or a ``timedelta``;
+    None: by the queue's back-off. The delivery counts: after ``max_deliveries`` the message goes to the dead-letter
+    queue.
+    """
 
     def __init__(self, reason: object = "", *, delay: float | timedelta | None = None) -> None:
         super().__init__(reason)
@@ -94,7 +105,11 @@ class Nack(Exception):
 
 
 class Reject(Exception):
-    """Raised by a handler: give the message up, it goes to the dead-letter queue at once."""
+    """
+    Raised by a handler: give the message up, it goes to the dead-letter queue at once.
+
+    ``reason`` is text, or the exception itself, for the message's history.
+    """
 
     def __init__(self, reason: object = "") -> None:
         super().__init__(reason)

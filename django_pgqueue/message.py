@@ -38,23 +38,29 @@ class Message(Generic[P]):
     """
     One claimed message. Frozen: settling it is the queue's work (``queue.ack(message)``).
 
-    ``payload`` is JSON as Python has it or, where the queue has a schema, what that makes of it.
-    ``lease_expires_at`` is by the database's clock. ``token`` fences the lease: a later claim of
-    the same message has another one.
+    Times are by the database's clock, and aware unless ``USE_TZ`` is off.
     """
 
+    #: Stays the same for as long as the message lives, on whatever queue.
     id: int
+    #: The name of the queue that it was claimed from.
     queue: str
+    #: What was published, as JSON values: tuples arrive as lists. Where the queue has a schema, what that makes of it.
     payload: P
+    #: A dict; empty where none were given.
     headers: dict[str, Any]
+    #: How often it was claimed, this time included: 1 at the first delivery.
     delivery_count: int
+    #: When it was inserted.
     published_at: datetime
+    #: When the lease ended as of the claim; what extends it does not change this.
     lease_expires_at: datetime
+    #: Fences the lease: a later claim of the same message has another one.
     token: UUID = field(repr=False)
-    # True when an earlier delivery neither settled it nor gave it back: its worker may have died
-    # of it, so it was claimed alone.
+    #: True when an earlier delivery neither settled it nor gave it back: its worker may have died
+    #: of it, so it was claimed alone.
     suspect: bool = False
-    # Bytes, about: the characters of the payload's JSON.
+    #: Bytes, about: the characters of the payload's JSON.
     size: int = field(default=0, repr=False, compare=False)
 
 

@@ -98,7 +98,7 @@ class QueueConsumer(models.Model):
 
 class QueueEvent(models.Model):
     """
-    What happened to an auto-deleted queue's row: reaped, revived, vanished. Kept for a week.
+    What happened to a queue's row: reaped, revived, vanished. Kept for a week.
 
     The reaper's ``reaped`` is the tombstone: a queue that is made again after it was ``revived``. One
     that is made again without it, by a process that had known it, had ``vanished``.

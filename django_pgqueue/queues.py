@@ -47,22 +47,42 @@ _handlers: dict[str, Handler] = {}
 
 class Queue(Generic[P]):
     """
-    A queue, declared. ``Queue[Order]`` has payloads of that type, for type checkers.
+    A queue, declared. Runs no SQL: the first use makes its row, if it is not there.
 
-    ``name``: see ``check_name``. ``durable``: False allows a server crash to take messages.
-    ``auto_deleted``: reaped when idle and empty, made again by the next publish. ``exclusive``:
-    one consumer at a time. ``dead_letter``: name of the queue for what is given up (default
-    ``NAME.dead``). ``max_deliveries``: how often a message may be claimed (with 1, a
-    worker that is killed takes all that it was handling to the dead-letter queue). ``ttl``: seconds after
-    which a message that is due expires (``math.inf``: never; default ``EPHEMERAL_TTL`` for
-    auto-deleted queues, else ``DEFAULT_TTL``). ``lease``: seconds that a claim lasts unless it is
-    extended. ``backoff``: ``{"base", "factor", "max", "jitter"}`` in seconds, or a callable that
-    takes the delivery count and returns seconds. ``schema``: what a payload must look like, checked by
-    publish and before a message is handled: a type that pydantic or msgspec knows, a function that takes
-    the JSON value and returns what handlers get, or an object with ``dump(payload)`` and ``load(value)``.
-    A message that does not fit goes to the dead-letter queue. ``using``: database alias.
+    ``Queue[Order]`` has payloads of that type, for type checkers.
 
-    Seconds are numbers or ``timedelta``. Raises ``InvalidQueueName`` or ``ValueError``.
+    ``name``
+        1 to 250 printable characters (255 where it ends in ``.dead``), no space at its ends, in Unicode normal
+        form C.
+    ``durable``
+        False allows a crash of the server to take messages: publishes outside a transaction do not wait for the
+        disk.
+    ``auto_deleted``
+        Reaped when it is idle and empty, and made again by the next publish. False: a standing queue.
+    ``exclusive``
+        One consumer at a time claims.
+    ``dead_letter``
+        Name of the queue for what is given up. None: ``NAME.dead``.
+    ``max_deliveries``
+        How often a message may be claimed before it goes there. With 1, a worker that is killed takes all that it
+        was handling to the dead-letter queue. None: ``MAX_DELIVERIES``.
+    ``ttl``
+        Seconds after which a message that is due expires. ``math.inf``: never. None: ``EPHEMERAL_TTL`` for
+        auto-deleted queues, else ``DEFAULT_TTL``.
+    ``lease``
+        Seconds that a claim lasts unless it is extended. None: ``LEASE``.
+    ``backoff``
+        The delay of a retry: a dict with some of ``base``, ``factor``, ``max`` and ``jitter``, or a function that
+        takes the number of deliveries so far and returns seconds. None: ``BACKOFF``.
+    ``schema``
+        What a payload must look like, checked by publish and before a message is handled: a type that pydantic or
+        msgspec knows, a function that takes the JSON value and returns what handlers get, or an object with
+        ``dump(payload)`` and ``load(value)``. A message that does not fit goes to the dead-letter queue. None: any.
+    ``using``
+        Alias of the database that holds it. None: ``DATABASE``.
+
+    Seconds are numbers or ``timedelta``, up to a hundred years. Raises ``InvalidQueueName``, or ``ValueError`` for
+    any other argument, and where dead-letter queues would lead back to this one.
     """
 
     def __init__(
@@ -80,6 +100,7 @@ class Queue(Generic[P]):
         schema: Schema[P] | type[P] | Callable[[Any], P] | None = None,
         using: str | None = None,
     ) -> None:
+        #: The queue's name.
         self.name = check_name(name)
         if dead_letter is not None and check_name(dead_letter) == name:
             raise ValueError(f"queue {name!r} cannot be its own dead-letter queue")
@@ -108,7 +129,7 @@ class Queue(Generic[P]):
 
     @property
     def using(self) -> str:
-        """The alias of the database that holds this queue."""
+        """The alias of its database. Raises ``ImproperlyConfigured`` if there is no such one."""
         return database_alias(self._using)
 
     @property
@@ -163,7 +184,7 @@ class Queue(Generic[P]):
 
     def declare(self) -> None:
         """
-        Make the queue and its dead-letter queue, write changed attributes, mark it as in use.
+        Make the queue and its dead-letter queue, write changed attributes and bindings, mark it as in use.
 
         May wait for the queue's row. Inside a transaction it is part of it, and others who make
         the same queue wait for its commit. Publishing and consuming declare by themselves; call
@@ -186,14 +207,21 @@ class Queue(Generic[P]):
         """
         Publish a message and return its id.
 
-        ``payload`` and the values of ``headers`` are JSON values: see ``message.encode``. With a schema
-        ``payload`` is what that makes JSON of. The
-        message is due in ``delay`` seconds and expires ``ttl`` seconds after that (None: the
-        queue's default, ``math.inf``: never).
+        ``payload``
+            A JSON value: None, bool, int, finite float, str, list, tuple (arrives as a list), dict with str keys;
+            nested up to 500 levels, and up to ``MAX_PAYLOAD_BYTES`` of UTF-8 JSON. With a schema: what that makes
+            JSON of.
+        ``headers``
+            A mapping of str to JSON values. None: no headers.
+        ``delay``
+            Seconds until the message is due.
+        ``ttl``
+            Seconds after that until it expires. ``math.inf``: never. None: the queue's.
 
         Inside ``atomic()`` the message is part of the transaction: others see it when that
         commits. Publishers never wait for each other while the queue exists. A reaped auto-deleted
-        queue is made again, in the same transaction. A transaction of another database than
+        queue is made again, in the same transaction (which fails with 40001 if it is REPEATABLE READ or stricter
+        and the queue was reaped after it began). A transaction of another database than
         ``using`` has no part in it, which is warned of once; ``transaction.on_commit(…,
         using=OTHER)`` publishes after that one.
 
@@ -216,10 +244,10 @@ class Queue(Generic[P]):
         ttl: Seconds | None = None,
     ) -> list[int]:
         """
-        Publish messages, all or none, and return their ids in the order of ``payloads``.
+        Publish messages, all or none, and return a list of their ids in the order of ``payloads``.
 
         ``headers``, ``delay`` and ``ttl`` are those of each message. Otherwise as ``publish``; the
-        path of a ``PayloadError`` starts with the position: ``[57].price``.
+        path of a ``PayloadError`` starts with the position: ``[57].price``. Nothing to publish is no error.
         """
         delay, expires_in = self._times(delay, ttl)
         most = settings.MAX_PAYLOAD_BYTES
@@ -237,11 +265,11 @@ class Queue(Generic[P]):
         return [self._validation.dump(payload, f"[{position}]") for position, payload in enumerate(payloads)]
 
     async def apublish(self, payload: P, **options: Any) -> int:
-        """See ``publish()``. Runs in Django's thread for synchronous code, on its connection."""
+        """As ``publish()``. Runs in Django's thread for synchronous code, on its connection."""
         return await sync_to_async(self.publish)(payload, **options)
 
     async def apublish_many(self, payloads: Iterable[P], **options: Any) -> list[int]:
-        """See ``publish_many()``."""
+        """As ``publish_many()``. Runs in Django's thread for synchronous code, on its connection."""
         return await sync_to_async(self.publish_many)(payloads, **options)
 
     def _times(self, delay: Seconds, ttl: Seconds | None) -> tuple[float, float | None]:
@@ -259,7 +287,7 @@ class Queue(Generic[P]):
 
     def claim(self, limit: int = 1) -> list[Message[P]]:
         """
-        Lease up to ``limit`` ready messages and return them.
+        Lease up to ``limit`` ready messages and return a list of them, empty where there are none.
 
         Each is the caller's until its lease ends: ack, nack, reject or extend it before. A message
         whose last lease lapsed comes alone. Messages delivered ``max_deliveries`` times, and
@@ -303,7 +331,8 @@ class Queue(Generic[P]):
         Delete messages that are done.
 
         Inside a transaction it is part of it. Raises ``LeaseLost`` naming those that are no longer
-        the caller's; the others are settled. So do ``nack``, ``reject`` and ``extend``.
+        the caller's; the others are settled. So do ``nack``, ``reject`` and ``extend``. All four raise
+        ``ValueError`` for messages of another queue, before any SQL is sent.
         """
         if self._own(messages):
             services.raise_lost(self.name, services.ack(messages, self.using))
@@ -312,7 +341,8 @@ class Queue(Generic[P]):
         """
         Give messages back, to be delivered again in ``delay`` seconds (None: the queue's back-off).
 
-        One that was delivered ``max_deliveries`` times goes to the dead-letter queue.
+        One that was delivered ``max_deliveries`` times goes to the dead-letter queue. ``reason`` is text for the
+        message's history, which keeps ten failures and 2,000 characters of each. Otherwise as ``ack()``.
         """
         if self._own(messages):
             delays = [
@@ -322,7 +352,11 @@ class Queue(Generic[P]):
             services.raise_lost(self.name, lost)
 
     def reject(self, *messages: Message, reason: str = "") -> None:
-        """Give messages up: they go to the dead-letter queue, with ``reason`` in their history."""
+        """
+        Give messages up: they go to the dead-letter queue, with ``reason`` in their history.
+
+        The dead-letter queue is made if it is not there. Otherwise as ``ack()``.
+        """
         if self._own(messages):
             lost = services.reject(self.declaration, messages, [reason or "rejected"] * len(messages), self.using)
             services.raise_lost(self.name, lost)
@@ -332,7 +366,7 @@ class Queue(Generic[P]):
         Let leases end ``seconds`` from now (None: the queue's lease).
 
         A message that another session has locked for longer than a second (it is being settled)
-        counts as lost.
+        counts as lost. Otherwise as ``ack()``.
         """
         if self._own(messages):
             lease = self.lease if seconds is None else check_seconds(seconds, "seconds", zero=False)
@@ -385,15 +419,22 @@ class Queue(Generic[P]):
         batch: int | None = None,
     ) -> Any:
         """
-        Register the function, sync or async, that ``consume_queues`` runs for each message.
+        Register the function, sync or async, that ``consume_queues`` runs for each message. A decorator.
 
-        ``concurrency``: how many messages one process handles at once. ``ack``: "late" (after the
-        handler: at least once), "early" (before it: at most once) or "atomic" (in the handler's own
-        transaction on this queue's database: its effects there are exactly once; not for ``async
-        def``). ``timeout``: seconds after which the lease is no longer extended, so that another
-        consumer takes over.
+        ``concurrency``
+            How many messages one process handles at once.
+        ``ack``
+            ``"late"``: after the handler, at least once. ``"early"``: before it, at most once. ``"atomic"``: in the
+            handler's own transaction on this queue's database, whose effects there are exactly once; not for
+            ``async def``.
+        ``timeout``
+            Seconds after which the lease is no longer extended, so that another consumer takes over. The handler
+            is not stopped.
+        ``batch``
+            How many messages it takes at once, as a list. None: one, as itself.
 
-        The handler returns (ack), raises (nack with back-off), or raises ``Nack`` or ``Reject``.
+        The handler is called with a ``Message``. It returns (ack), raises (nack with back-off), or raises ``Nack`` or
+        ``Reject``.
 
         With ``batch`` it gets a list of one to so many messages, those that are there. What it
         returns or raises is for all of them, but for those that it names in a returned mapping of
@@ -401,6 +442,9 @@ class Queue(Generic[P]):
         for; a message whose last lease lapsed comes alone. With ``ack="atomic"`` what was written for
         a message that is named is committed with the rest, unless the handler gives each a savepoint;
         the nack or rejection of that message follows the commit.
+
+        Raises ``ValueError`` for a wrong argument, for what is no function, and where the queue has another
+        handler already.
         """
         options = {"concurrency": concurrency, "ack": ack, "timeout": timeout, "batch": batch}
         if function is None:
@@ -463,16 +507,28 @@ class Queue(Generic[P]):
         """
         Send this queue's dead letters back to it, with a fresh count, and return how many.
 
-        Of those that are dead now: ``limit`` at the most, with these ``ids``, this text in the
-        ``reason`` of their last failure, these ``headers``. ``rate``: how many a second. ``canary``:
-        so many go first; the others follow when these were settled within ``canary_timeout``
-        seconds and none of them died again, else ``CanaryFailed`` is raised. ``progress`` is called
-        with the number so far.
+        ``limit``
+            So many at the most.
+        ``ids``
+            Only those with these ids.
+        ``reason``
+            Only those with this text in the reason of their last failure.
+        ``headers``
+            Only those that have these headers.
+        ``rate``
+            How many a second, from 0.001.
+        ``canary``
+            So many go first. The others follow when these were settled within ``canary_timeout`` seconds and none
+            of them died again; otherwise ``CanaryFailed`` is raised.
+        ``progress``
+            Is called with the number so far.
+
+        Only letters that are dead now are sent; choices add up.
 
         A dead letter keeps its history. The queue is made if it is gone. Letters that somebody
         handles are left; two redrives at once take different ones. Each batch is a transaction of
         its own; inside ``atomic()`` all is part of that, and ``rate`` and ``canary`` are refused with
-        ``RuntimeError``.
+        ``RuntimeError``. A wrong argument raises ``ValueError``.
         """
         if rate is not None:
             check_rate(rate)
@@ -493,7 +549,8 @@ class Queue(Generic[P]):
 
         Ready, delayed, expired, dead: all that nobody holds and that was published before this call;
         ``limit`` at the most. In batches, each a transaction of its own; inside ``atomic()`` all is
-        part of that.
+        part of that. ``progress`` is called with the number so far. Raises ``ValueError`` for a ``limit`` that is no
+        whole number from 1.
         """
         most = math.inf if limit is None else check_count(limit, "limit")
         before = services.now(self.using)
@@ -518,13 +575,21 @@ class Queue(Generic[P]):
         services.pause(self.name, self.using)
 
     def resume(self) -> None:
-        """Start claims again and wake the consumers. Raises ``QueueNotFound``."""
+        """
+        Start claims again and wake the consumers.
+
+        Inside a transaction both happen when that commits. Raises ``QueueNotFound``.
+        """
         services.resume(self.name, self.using)
 
     # --- Seeing ---
 
     def stats(self) -> QueueStats:
-        """Return the number of messages by state and the age of the oldest due one, in seconds. Reads them all."""
+        """
+        Return a ``QueueStats``: the number of messages by state, the age of the oldest due one, in seconds.
+
+        Reads all messages of the queue. One that has no row has ``exists`` False.
+        """
         found = services.stats([self.name], self.using)
         return found[0] if found else QueueStats(self.name, exists=False)
 

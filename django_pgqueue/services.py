@@ -1324,18 +1324,29 @@ class QueueStats:
     """One queue in numbers. Ages in seconds, None where there is nothing to measure."""
 
     name: str
+    #: Whether it has a row.
     exists: bool
+    #: Messages that a claim may take.
     ready: int = 0
+    #: Whose time has not come.
     delayed: int = 0
+    #: That consumers hold.
     leased: int = 0
+    #: Dead letters that lie here.
     dead: int = 0
+    #: Whose TTL has passed, and that the reaper has not met yet.
     expired: int = 0
+    #: That lost this queue's row.
     orphaned: int = 0
+    #: Of the ready message that has been due for longest.
     oldest_due_age: float | None = None
+    #: Since it was last declared, published to or consumed.
     last_active_age: float | None = None
+    #: Whether the reaper may delete it now. None: there is nothing of it.
     reapable: bool | None = field(default=None)
     #: Seconds until the last orphan expires (infinity: some never do).
     orphans_expire_in: float | None = None
+    #: Whether claims are stopped.
     paused: bool = False
     #: The consumer that owns it, if it is exclusive.
     owner: UUID | None = None

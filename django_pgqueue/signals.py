@@ -1,7 +1,7 @@
 """
 What happens to queues and messages, told as it happens. Receivers format, nobody else does.
 
-The sender of each is the string name of the queue (``consumer_*``: the consumer's id). A receiver
+The sender of each is the name of the queue, a str (``consumer_*``: the consumer's id, a UUID). A receiver
 that raises is logged by Django (``send_robust``) and changes nothing.
 
 =======================  =======================================================================
@@ -14,9 +14,8 @@ queue_reaped             using, idle_seconds
 queue_paused             using
 queue_resumed            using
 queue_taken_over         using, consumer: the new owner of an exclusive queue
-messages_published       using, count. Once they are committed; those of a topic for each queue. May count
-                         what a savepoint rolled back
-messages_handled         using, count: of those whose handlers ended well, once that is written
+messages_published       using, count
+messages_handled         using, count
 message_failed           using, message, error, delay (seconds until it is delivered again)
 messages_dead_lettered   using, ids, target (None: parked where they are), reason
 messages_expired         using, count
@@ -38,23 +37,51 @@ from django.dispatch import Signal, receiver
 
 logger = logging.getLogger("django_pgqueue")
 
+#: A queue's row was made, for the first time as far as is known. Inside a transaction: when that commits. Not sent
+#: for a dead-letter queue that is made along with another queue.
 queue_created = Signal()
+#: A queue's row was made again: by a publish, a declare, a heartbeat, a consumer or a redrive. Inside a
+#: transaction: when that commits.
 queue_healed = Signal()
+#: The reaper has deleted an idle queue, and that is committed.
 queue_reaped = Signal()
+#: A queue was paused, also where it was paused already. Inside a transaction: when that commits.
 queue_paused = Signal()
+#: A queue was resumed, also where it was not paused. Inside a transaction: when that commits.
 queue_resumed = Signal()
+#: A consumer became the owner of an exclusive queue, and that is committed.
 queue_taken_over = Signal()
+#: Messages were published, and are committed: once for each call in autocommit, once for each queue and
+#: transaction otherwise. Copies of a topic's message are told one by one. May count what a savepoint rolled back.
+#: Not sent where AUTOCOMMIT is off.
 messages_published = Signal()
+#: A consumer settled messages whose handlers ended well, and that is committed. With ``ack="early"`` also those
+#: whose handlers failed. With that and with ``ack="atomic"`` one whose lease was lost counts too. Not sent for what
+#: ``Queue.ack()`` settles.
 messages_handled = Signal()
+#: A handler raised, or named the message in what it returned; before the message is given back. Sent as well for
+#: the last delivery, after which it goes to the dead-letter queue. Not for ``Reject``, nor for a failure after an
+#: early ack.
 message_failed = Signal()
+#: Messages were set aside: rejected, delivered too often, undecodable, or expired where a dead-letter queue is
+#: configured. Inside a transaction: when that commits.
 messages_dead_lettered = Signal()
+#: The reaper has deleted messages whose TTL had passed, and that is committed.
 messages_expired = Signal()
+#: Dead letters were sent back: once for each batch. Inside a transaction: when that commits.
 messages_redriven = Signal()
+#: Messages were purged: once for each batch. Inside a transaction: when that commits.
 messages_purged = Signal()
+#: Orphans were given back to their queue, and that is committed: once for each batch.
 orphans_adopted = Signal()
+#: A live subscription missed messages. That its buffer is full is told once until it has caught up.
 subscription_lagged = Signal()
+#: Messages could not be settled, because their lease is no longer the caller's. At once, inside a transaction too.
+#: Not sent by ``extend()``.
 lease_lost = Signal()
+#: A consumer process has declared its queues and written its first heartbeat; before it claims.
 consumer_started = Signal()
+#: A consumer process has ended. Its row is gone, unless the database is away.
 consumer_stopped = Signal()
 
 

@@ -39,15 +39,19 @@ HEARD_WITHIN = 10.0
 class TopicMessage:
     """One message of a topic, as live subscribers get it. Nobody settles it."""
 
+    #: One for each publish: not the id of a copy on a queue.
     id: UUID
+    #: The topic's name.
     topic: str
+    #: What was published, as JSON values.
     payload: Any
+    #: A dict; empty where none were given.
     headers: dict[str, Any]
 
 
 class Subscription:
     """
-    One live subscriber, from ``open()`` to ``close()``. ``dropped`` counts what was lost here.
+    One live subscriber, from ``open()`` to ``close()``, which the end of a ``with`` block calls.
 
     ``wake`` is called in the listener's thread whenever there may be something to take.
     """
@@ -55,6 +59,7 @@ class Subscription:
     def __init__(self, topic: str, using: str, buffer: int, wake: Callable[[], object]) -> None:
         self.topic = topic
         self.using = using
+        #: How many messages were lost here: those of which it is known.
         self.dropped = 0
         self._most = buffer
         self._wake = wake
@@ -74,7 +79,7 @@ class Subscription:
         self._listener.add(self._ear)
 
     def close(self) -> None:
-        """End it. What is buffered is dropped."""
+        """End it. What is buffered is dropped; a callback that runs ends normally."""
         # No lock here: see Listener.remove.
         self.is_closed = True
         self._listener.remove(self._ear)
@@ -258,7 +263,7 @@ class LiveMessages:
 
     @property
     def dropped(self) -> int:
-        """How many messages were lost here."""
+        """How many messages were lost here: those of which it is known."""
         return self._subscription.dropped if self._subscription else 0
 
     def _open(self) -> Subscription:

@@ -21,11 +21,16 @@ class Topic:
     """
     A topic. It has no row: publishing to one that nobody listens to is no error.
 
-    ``name``: see ``check_name``. ``using``: database alias. Making one runs no SQL. Raises
-    ``InvalidQueueName``.
+    ``name``
+        As that of a ``Queue``.
+    ``using``
+        Alias of the database that carries it. None: ``DATABASE``.
+
+    Making one runs no SQL. Raises ``InvalidQueueName``.
     """
 
     def __init__(self, name: str, *, using: str | None = None) -> None:
+        #: The topic's name.
         self.name = check_name(name)
         self._using = using
 
@@ -34,18 +39,19 @@ class Topic:
 
     @property
     def using(self) -> str:
-        """The alias of the database that carries this topic."""
+        """The alias of its database. Raises ``ImproperlyConfigured`` if there is no such one."""
         return database_alias(self._using)
 
     def publish(
         self, payload: Any, *, headers: Mapping[str, Any] | None = None, ttl: Seconds | None = None
     ) -> list[int]:
         """
-        Publish a message to all subscribers, and return the ids of its copies on bound queues.
+        Publish a message to all subscribers, and return a list of the ids of its copies on bound queues.
 
-        Every bound queue gets a copy, or, when this raises or the transaction is rolled back, none
-        does. ``ttl``: seconds after which the copies expire (``math.inf``: never; None: as the queue
-        was declared). A bound auto-deleted queue that was idle for ``REAP_IDLE_AFTER`` is left out.
+        ``payload`` and ``headers`` are as those of ``Queue.publish()``. Every bound queue gets a copy, or, when this
+        raises or the transaction is rolled back, none does. ``ttl``: seconds after which the copies expire
+        (``math.inf``: never; None: as the queue was declared). A bound auto-deleted queue that was idle for
+        ``REAP_IDLE_AFTER`` is left out.
         Live subscribers get the message once it is committed, whatever its size, and at most once:
         one that is not connected then misses it.
 
@@ -58,20 +64,20 @@ class Topic:
         )
 
     async def apublish(self, payload: Any, **options: Any) -> list[int]:
-        """See ``publish()``. Runs in Django's thread for synchronous code, on its connection."""
+        """As ``publish()``. Runs in Django's thread for synchronous code, on its connection."""
         return await sync_to_async(self.publish)(payload, **options)
 
     def subscribe(
         self, callback: Callable[[TopicMessage], object], *, buffer: int = subscriptions.BUFFER
     ) -> Subscription:
         """
-        Call ``callback`` for each message from now on, until the subscription is closed.
+        Call ``callback`` with each ``TopicMessage`` from now on, and return the ``Subscription``, to be closed.
 
         In a thread of its own, one message after the other; what it raises is logged. While it is
-        busy up to ``buffer`` messages wait; beyond that the oldest are dropped, and the signal
+        busy up to ``buffer`` messages (1,000) wait; beyond that the oldest are dropped, and the signal
         ``subscription_lagged`` tells. All subscriptions of a process share one connection, which must
         not go through a transaction pooler: see ``LISTEN_DATABASE``. Returns when messages arrive, or
-        after ten seconds if the database is away.
+        after ten seconds if the database is away. Raises ``ValueError`` for a callback that is async or no function.
         """
         if not callable(callback):
             raise ValueError(f"{callback!r} is not callable, so it cannot subscribe to topic {self.name!r}")
@@ -81,9 +87,9 @@ class Topic:
 
     def listen(self, *, buffer: int = subscriptions.BUFFER) -> LiveMessages:
         """
-        Return the messages for ``async for``, from its first step on.
+        Return ``LiveMessages``: the messages, each a ``TopicMessage``, for ``async for``, from its first step on.
 
-        ``async with topic.listen() as messages`` listens from there on. ``buffer`` as ``subscribe()``.
+        ``async with topic.listen() as messages`` listens from there on. ``buffer`` is as that of ``subscribe()``.
         """
         return LiveMessages(self.name, self.using, check_count(buffer, "buffer"))
 
@@ -94,7 +100,8 @@ class Topic:
         Where queues are declared (while Django starts) this is a declaration too: the binding is
         written when the queue is declared. Later it declares the queue and writes the binding at
         once, inside a transaction as part of it. It ends by ``unbind()``, and with a queue that is
-        reaped; the process that bound it binds it again when it declares it.
+        reaped; the process that bound it binds it again when it declares it. Raises ``ValueError`` for what is no
+        ``Queue``, and for one on another database.
         """
         self._check_queue(queue)
         if queue.using != self.using:
@@ -109,9 +116,9 @@ class Topic:
 
     def unbind(self, queue: Queue) -> bool:
         """
-        End that. Returns whether the queue was bound; messages that it has stay.
+        End that, and return whether the queue was bound. Messages that it has stay.
 
-        Waits for publishers that are just putting messages there.
+        Waits for publishers that are just putting messages there. Inside a transaction it is part of it.
         """
         self._check_queue(queue)
         was_bound = services.unbind(self.name, queue.name, self.using)

@@ -33,6 +33,7 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+autodoc_preserve_defaults = True
 
 html_theme = "furo"
 html_title = "django_pgqueue"

@@ -2,13 +2,12 @@
 
 import os
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+import django
 
-import django  # noqa: E402 - its settings are named above
+from tests.reference import DOCS, PAGES, made
 
-django.setup()
-
-from tests.reference import DOCS, PAGES, made  # noqa: E402 - models need Django set up
-
-for name in PAGES:
-    (DOCS / f"{name}.md").write_text(made(name))
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    django.setup()
+    for name in PAGES:
+        (DOCS / f"{name}.md").write_text(made(name))

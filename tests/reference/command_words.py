@@ -92,13 +92,15 @@ COMMANDS = {
         exits={
             0: "A signal ended it, `--drain` found nothing more, or `--max-messages` were handled. Also when handlers"
             " outlived the grace: their leases run out.",
-            1: "It could not start: no handler, a function that is not there, queues of several databases, a port that is"
+            1: "It could not start: no handler, a function that is not there, queues of several databases, a port"
+            " that is"
             f" taken; or {REFUSED_FIRST}. Or the database held up the end.",
         },
         signals=(
             "At the first SIGTERM or SIGINT it claims nothing more, gives running handlers `--grace` seconds and gives"
             " back the rest at once, not counted as delivered. At the second it waits for no handler. Where the"
-            " database keeps it from ending it ends all the same, 5 seconds after the grace or 2 after the second signal."
+            " database keeps it from ending it ends all the same, 5 seconds after the grace or 2 after the second"
+            " signal."
             " SIGKILL loses nothing either: leases run out, and the messages are delivered again."
         ),
         prints="Nothing, but for the log. With `--verbosity 2` at the end: `handled N messages`.",
@@ -122,7 +124,8 @@ COMMANDS = {
             2: f"There are errors, or {REFUSED}.",
         },
         signals=LIKE_ANY,
-        prints="Each finding, the worst first, with what to do about it; at the end `N findings` or `nothing is wrong`.",
+        prints="Each finding, the worst first, with what to do about it; at the end `N findings` or `nothing is"
+        " wrong`.",
         json="One list, with an object for each finding:",
         keys={
             "id": "as `W020`: see [findings](findings.md)",
@@ -203,7 +206,8 @@ COMMANDS = {
     ),
     "purge_queue": Words(
         about=(
-            "Ready, delayed, expired and dead ones. At a terminal it asks first. What is published after it began stays."
+            "Ready, delayed, expired and dead ones. At a terminal it asks first. What is published after it began"
+            " stays."
         ),
         exits={
             0: DONE,
@@ -225,7 +229,8 @@ COMMANDS = {
         ),
         prints=(
             "One line where something was done, or always with `--verbosity 2`: `expired N, dead-lettered N, adopted N,"
-            " queues reaped N, topic bodies N, tombstones N`. With `--dry-run`: `would expire N, dead-letter N, adopt N,"
+            " queues reaped N, topic bodies N, tombstones N`. With `--dry-run`: `would expire N, dead-letter N, adopt"
+            " N,"
             " reap N queues`, and the names of these."
         ),
         json="One object, with `--interval` a line for each run; with `--dry-run` what there would be to do:",

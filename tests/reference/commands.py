@@ -17,9 +17,9 @@ HEAD = """\
 
 `python manage.py COMMAND`. Each has the options of all of Django's commands too (`--settings`, `--verbosity`, …).
 
-For all of them: an error is told in one line on stderr. The exit status is 2 where the arguments are wrong, and 1 where a
-[system check](findings.md) finds an error, with which none but `diagnose_queues` starts. What is said of signals holds
-for a process of its own; `call_command` in another thread than the main one leaves them alone.
+For all of them: an error is told in one line on stderr. The exit status is 2 where the arguments are wrong, and 1 where
+a [system check](findings.md) finds an error, with which none but `diagnose_queues` starts. What is said of signals
+holds for a process of its own; `call_command` in another thread than the main one leaves them alone.
 """
 
 FLAGS = (_StoreTrueAction, _StoreFalseAction)

@@ -8,27 +8,27 @@ from django_pgqueue import checks
 from django_pgqueue.conf import SETTING_TYPES, Settings
 from django_pgqueue.diagnosis import FINDINGS
 from django_pgqueue.validation import MAX_COUNT, MAX_SECONDS
-from tests.reference.markdown import code, demand, plain, table
+from tests.reference.markdown import code, demand, finding, plain, table
 
-HEAD = """\
+HEAD = f"""\
 # Settings
 
 All are keys of one dict in the project's settings. What is left out is as by default.
 
 ```python
-PGQUEUE = {
+PGQUEUE = {{
     "LEASE": 120,
     "MAX_DELIVERIES": 10,
-}
+}}
 ```
 
-They are read when they are used and never kept at import, so that `override_settings` works. A running consumer goes on
-with the `LEASE`, `PREFETCH`, `HEARTBEAT_INTERVAL`, `CHANNEL_PREFIX` and `LISTEN_DATABASE` that it began with: change the
-settings and restart the processes. Let all processes of a project have the same.
+They are read when they are used and never kept at import, so that `override_settings` works. A running consumer goes
+on with the `LEASE`, `PREFETCH`, `HEARTBEAT_INTERVAL`, `CHANNEL_PREFIX` and `LISTEN_DATABASE` that it began with: change
+the settings and restart the processes. Let all processes of a project have the same.
 
-Seconds are numbers, whole or not. An unknown key is [E002](findings.md#e002), with the nearest name; a value of the
-wrong type or range is [E003](findings.md#e003). Both are errors of Django's system check: with them none of the
-[commands](commands.md) starts but `diagnose_queues`, which reports them as `manage.py check` does.
+Seconds are numbers, whole or not. An unknown key is {finding("E002")}, with the nearest name; a value of the wrong type
+or range is {finding("E003")}. Both are errors of Django's system check: with them none of the [commands](commands.md)
+starts but `diagnose_queues`, which reports them as `manage.py check` does.
 """
 
 #: Of those that are no seconds; texts and mappings have none.
@@ -84,7 +84,7 @@ def section(key: str, meaning: str) -> str:
         "default": code(default(key)),
         "unit": unit(key),
         "allowed": allowed(key),
-        "checked by": ", ".join(f"[{number}](findings.md#{number.lower()})" for number in checked_by(key)),
+        "checked by": ", ".join(map(finding, checked_by(key))),
         "to change it": code(f"PGQUEUE = {{{json.dumps(key)}: {EXAMPLES[key]!r}}}").replace("'", '"'),
     }
     return f"## {key}\n\n{meaning}\n\n" + "".join(f"* {name}: {fact}\n" for name, fact in facts.items() if fact)
