@@ -1350,8 +1350,9 @@ class QueueStats:
     paused: bool = False
     #: The consumer that owns it, if it is exclusive.
     owner: UUID | None = None
-    #: How often it was made again within a day: after the reaper removed it, and after something else did.
+    #: How often it was made again within a day after the reaper had removed it.
     revived_per_day: int = 0
+    #: The same, after something else had.
     vanished_per_day: int = 0
 
 

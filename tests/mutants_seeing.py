@@ -11,8 +11,10 @@ COUNTED = "what is counted happened"
 ALLOWED = "in the admin one does what one may, and it is written down"
 TOLD = "a minute tells what became of messages"
 PROBED = "a probe is told the truth"
+WRITTEN = "the reference says what the code does"
 
 DIAGNOSIS = "tests/test_diagnosis.py"
+REFERENCE = "tests/test_reference.py"
 
 MUTANTS = (
     Mutant(
@@ -162,5 +164,61 @@ MUTANTS = (
         "SET handled = kept.handled + excluded.handled,\n",
         "SET handled = excluded.handled,\n",
         ("tests/test_history.py::test_counts_of_several_processes_add_up",),
+    ),
+    Mutant(
+        WRITTEN,
+        "another default than the page has",
+        "conf.py",
+        "    LEASE: float = 60\n",
+        "    LEASE: float = 30\n",
+        (f"{REFERENCE}::test_the_pages_are_made_of_the_code",),
+    ),
+    Mutant(
+        WRITTEN,
+        "a count may be larger than the database holds",
+        "checks.py",
+        "MAX_SECONDS if float in allowed else MAX_COUNT",
+        "MAX_SECONDS",
+        ("tests/test_schema.py::test_wrong_settings_are_found",),
+    ),
+    Mutant(
+        WRITTEN,
+        "an option has another default than its help says",
+        "management/commands/consume_queues.py",
+        "            default=30.0,\n",
+        "            default=60.0,\n",
+        (f"{REFERENCE}::test_the_pages_are_made_of_the_code",),
+    ),
+    Mutant(
+        WRITTEN,
+        "JSON without a key of the page",
+        "management/commands/diagnose_queues.py",
+        '        "remedy": remedy_of(message),\n',
+        "",
+        (f"{REFERENCE}::test_json_has_the_keys_of_the_page",),
+    ),
+    Mutant(
+        WRITTEN,
+        "a signal is logged at another level",
+        "signals.py",
+        '    logger.info("queue reaped queue=',
+        '    logger.warning("queue reaped queue=',
+        (f"{REFERENCE}::test_the_pages_are_made_of_the_code",),
+    ),
+    Mutant(
+        WRITTEN,
+        "a signal carries more than the page says",
+        "consumer.py",
+        "signals.consumer_stopped.send_robust(self.id, using=self.using, queues=names)",
+        "signals.consumer_stopped.send_robust(self.id, using=self.using, queues=names, handled=self.handled)",
+        (f"{REFERENCE}::test_the_pages_are_made_of_the_code",),
+    ),
+    Mutant(
+        WRITTEN,
+        "what is dead counts as ready",
+        "models.py",
+        "        return self._unheld().filter(queue__isnull=False, dead_lettered_at__isnull=True).exclude(expires_at__lte=Now())",
+        "        return self._unheld().filter(queue__isnull=False).exclude(expires_at__lte=Now())",
+        (f"{REFERENCE}::test_each_message_is_in_the_state_of_its_condition_and_in_no_other",),
     ),
 )

@@ -60,7 +60,7 @@ def section(name: str, help: str, rows: list[Row], words: Words) -> str:
     arguments = [row for row in rows if not row.name.startswith("--")]
     options = [row for row in rows if row.name.startswith("--")]
     usage = " ".join(["python manage.py", name, *(row.shown for row in arguments), "[options]"])
-    parts = [f"## {name}", linked(f"{help} {words.about}"), f"```text\n{usage}\n```"]
+    parts = [f"## {name}", linked(f"{help} {words.about}"), code(usage)]
     head = ("option", "value", "default", "what it is")
     lines = [(row.name, row.value, row.default, row.help) for row in (*arguments, *options)]
     parts += [table(head, [(code(name), *rest) for name, *rest in lines])]

@@ -31,9 +31,11 @@ def alert(sender, *, ids, reason, **kwargs):
 ```
 
 Take `**kwargs`: later releases may add arguments. Look at the sender inside the receiver and not by
-`connect(sender=…)`, which compares objects and not texts. A receiver runs in the thread in which it happens, which waits for it: a
-publisher's, a consumer's claiming thread, a handler's (`message_failed` of an async handler: on its event loop), the
-listener's. What it raises is logged by Django (`django.dispatch`) and changes nothing.
+`connect(sender=…)`, which compares objects and not texts.
+
+A receiver runs in the thread in which it happens, which waits for it: a publisher's, a consumer's claiming thread, a
+handler's (`message_failed` of an async handler: on its event loop), the listener's. What it raises is logged by Django
+(`django.dispatch`) and changes nothing.
 
 A signal is sent in the process that does it, and in no other. "Inside a transaction" is inside `atomic()`: what is
 rolled back is not told. With `AUTOCOMMIT` off and outside `atomic()` it is told at once.

@@ -84,8 +84,8 @@ From psql, a trigger or another program. All other columns have defaults:
 {INSERT}```
 
 The queue must be there: otherwise it is a foreign-key violation (23503), at once and not at COMMIT. Set `read_after`
-for a delay, `expires_at` for a TTL (the default TTLs of the settings are not for SQL), `headers` as a JSON object; leave
-the rest alone. The insert does not mark the queue as in use, so that an auto-deleted one needs somebody who does.
+for a delay, `expires_at` for a TTL (the default TTLs of the settings are not for SQL), `headers` as a JSON object;
+leave the rest alone. The insert does not mark the queue as in use, so that an auto-deleted one needs somebody who does.
 
 Consumers find the message when they look next, within [POLL_INTERVAL](settings.md#poll_interval). This wakes them
 earlier; send it after the commit, because within the transaction it makes all commits of the database stand in line:
@@ -186,10 +186,15 @@ def page() -> str:
         [(f"[{model._meta.db_table}](#{model._meta.db_table})", summary(model)) for model in found],
     )
     states = "\n".join(
-        f"### {state}\n\n{meaning[0].upper()}{meaning[1:]}.\n\n```sql\n{condition}\n```\n"
-        for state, (meaning, condition) in STATES.items()
+        f"### {state}\n\n{meaning[0].upper()}{meaning[1:]}.\n\n```sql\n{query(state)}```\n"
+        for state, (meaning, _) in STATES.items()
     )
     return "\n".join([HEAD, overview, *map(section, found), STATES_HEAD, states, STATES_TAIL, PUBLISH])
+
+
+def query(state: str) -> str:
+    """Return the statement that finds the messages in a state."""
+    return f"SELECT id FROM django_pgqueue_messagequeueitem\nWHERE {STATES[state][1]};\n"
 
 
 def section(model: type[models.Model]) -> str:
