@@ -217,8 +217,8 @@ MUTANTS = (
         WRITTEN,
         "what is dead counts as ready",
         "models.py",
-        "        return self._unheld().filter(queue__isnull=False, dead_lettered_at__isnull=True).exclude(expires_at__lte=Now())",
-        "        return self._unheld().filter(queue__isnull=False).exclude(expires_at__lte=Now())",
+        "queue__isnull=False, dead_lettered_at__isnull=True).exclude(",
+        "queue__isnull=False).exclude(",
         (f"{REFERENCE}::test_each_message_is_in_the_state_of_its_condition_and_in_no_other",),
     ),
 )
