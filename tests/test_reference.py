@@ -187,6 +187,7 @@ def test_an_exit_status_is_on_the_page() -> None:
         source = inspect.getsource(commands.load_command_class("django_pgqueue", name).__class__)
         for status in re.findall(r"returncode=(\d+)", source):
             assert int(status) in command_words.COMMANDS[name].exits, f"{name}: {status}"
+        assert ("progress_line" in source) == (130 in command_words.COMMANDS[name].exits), name
     assert set(command_words.COMMANDS["diagnose_queues"].exits) == {0, 1, 2}
 
 
