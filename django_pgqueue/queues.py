@@ -82,7 +82,8 @@ class Queue(Generic[P]):
         Alias of the database that holds it. None: ``DATABASE``.
 
     Seconds are numbers or ``timedelta``, up to a hundred years. Raises ``InvalidQueueName``, or ``ValueError`` for
-    any other argument, and where dead-letter queues would lead back to this one.
+    any other argument, and where dead-letter queues would lead back to this one; ``ImportError`` for a ``schema``
+    whose library is not installed.
     """
 
     def __init__(

@@ -63,8 +63,8 @@ messages_handled = Signal()
 #: the last delivery, after which it goes to the dead-letter queue. Not for ``Reject``, nor for a failure after an
 #: early ack.
 message_failed = Signal()
-#: Messages were set aside: rejected, delivered too often, undecodable, or expired where a dead-letter queue is
-#: configured. Inside a transaction: when that commits.
+#: Messages were set aside: rejected, delivered too often, undecodable, not of the queue's schema, or expired where a
+#: dead-letter queue is configured. Inside a transaction: when that commits.
 messages_dead_lettered = Signal()
 #: The reaper has deleted messages whose TTL had passed, and that is committed.
 messages_expired = Signal()
