@@ -8,6 +8,7 @@ from typing import Any
 
 import django
 from django.conf import settings
+from pygments.lexers.special import TextLexer
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -52,3 +53,4 @@ def carry(app: Any, exception: Exception | None) -> None:
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("build-finished", carry)
+    app.add_lexer("cron", TextLexer)

@@ -14,6 +14,8 @@ A page is a list of fenced blocks. What is done with each tells its language, an
 ```json, yaml, ini, toml   parsed
 <!-- not run: REASON -->   nothing, and the reason is on the list of a test
 =========================  ==================================================================================
+
+What a page makes on the server itself (databases, roles) it calls "shop_…". Ports become free ones.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -38,9 +41,12 @@ import psycopg
 import yaml
 
 import dev
+from tests.support import wait_until
+from tests.test_health import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
-DISTRIBUTION = "django-pg-messagequeue"
+# The distribution, in quotes or not.
+REQUIREMENT = re.compile(r"""(["']?)\bdjango-pg-messagequeue(\[[a-z,]+\])?\1""")
 
 # Seconds that a command, a block, an expected line gets.
 PATIENCE = 120.0
@@ -50,6 +56,10 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 COMMENT = re.compile(r"<!-- (?P<word>file|add to|not run|output of|prints|from|benchmark)(?:: (?P<argument>.*?))? -->")
+
+# What a page makes on the server, and the ports that it answers at.
+MADE = re.compile(r"\bshop(?=_\w)|(?<=DATABASE )shop\b")
+PORT = re.compile(r"(?<=-port )\d{4}\b|(?<=localhost:)\d{4}\b")
 
 # These run until they are told to stop.
 ENDLESS = re.compile(
@@ -170,7 +180,10 @@ class Project:
     database: str
     server: dict[str, str]
     settings_module: str = "shop.settings"
+    #: What stands for what in Python, beside the database's name.
+    replaced: dict[str, str] = field(default_factory=dict)
     running: list[Running] = field(default_factory=list)
+    _ports: dict[str, int] = field(default_factory=dict)
     _shell: Shell | None = None
     # Returns what the block before has written so far.
     _written: Callable[[], str] = str
@@ -246,8 +259,9 @@ class Project:
         self._written = lambda: "".join(written)
 
     def _command(self, line: str, where: str) -> str:
-        line = re.sub(rf"\b{DISTRIBUTION}(\[[a-z,]+\])?", lambda found: f"'{self.wheel}{found[1] or ''}'", line)
+        line = REQUIREMENT.sub(lambda found: f"'{self.wheel}{found[2] or ''}'", line)
         line = line.replace("pip install ", f"{shlex.join(dev.installer(self.venv / 'bin' / 'python'))} ")
+        line = PORT.sub(lambda found: str(self._port(found[0])), line)
         if ENDLESS.search(line):
             self._start(line)
             return ""
@@ -276,10 +290,12 @@ class Project:
                 stderr=subprocess.STDOUT,
             )
         self.running.append(Running(line, process, log))
+        for port in re.findall(r"-port (\d+)", line):
+            wait_until(lambda port=port: _is_taken(int(port)), PATIENCE / 4, what=f"an answer at {port}: {line}")
 
     def _sql(self, block: Block, where: str) -> None:
         with psycopg.connect(**self._address(), autocommit=True) as session:
-            cursor = session.execute(block.code)
+            cursor = session.execute(MADE.sub(self.database, block.code))
             rows = cursor.fetchall() if cursor.description else []
         self._written = lambda: "".join(f"{' | '.join(map(str, row))}\n" for row in rows)
 
@@ -294,7 +310,13 @@ class Project:
     # --- Its surroundings ---
 
     def _as_here(self, code: str) -> str:
-        return code.replace('"NAME": "shop"', f'"NAME": "{self.database}"')
+        code = code.replace('"NAME": "shop', f'"NAME": "{self.database}')
+        for there, here in self.replaced.items():
+            code = code.replace(there, here)
+        return code
+
+    def _port(self, there: str) -> int:
+        return self._ports.setdefault(there, free_port())
 
     def _address(self) -> dict[str, str]:
         return {name.removeprefix("PG").lower(): value for name, value in self.server.items()} | {
@@ -308,7 +330,7 @@ class Project:
 
     @contextmanager
     def copied(self, folder: Path, database: str) -> Iterator[Project]:
-        """Give another project like this one, on a copy of its database, that is dropped at the end."""
+        """Give another project like this one, on a copy of its database. What is made of that name goes at the end."""
         import shutil
 
         shutil.copytree(self.folder, folder)
@@ -319,7 +341,20 @@ class Project:
                 settings.write_text(settings.read_text().replace(f'"{self.database}"', f'"{database}"'))
                 yield Project(folder, self.venv, self.wheel, database, self.server, self.settings_module)
             finally:
-                admin.execute(f'DROP DATABASE "{database}" WITH (FORCE)')
+                for name in _made(admin, "pg_database", "datname", database):
+                    admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+                for name in _made(admin, "pg_roles", "rolname", database):
+                    admin.execute(f'DROP ROLE "{name}"')
+
+
+def _made(admin: psycopg.Connection[Any], catalogue: Any, column: Any, prefix: str) -> list[str]:
+    rows = admin.execute(f"SELECT {column} FROM {catalogue} WHERE starts_with({column}, %s)", [prefix]).fetchall()
+    return [name for (name,) in rows]
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def build_wheel(folder: Path) -> Path:
@@ -349,7 +384,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
 
 
 def _cron(line: str) -> None:
-    assert re.fullmatch(r"([\d*/,-]+ ){5}.*\S", line), f"not a line of a crontab: {line}"
+    assert re.fullmatch(r"([\d*/,-]+ ){5}.*\S|[A-Z]+=.*|#.*|", line), f"not a line of a crontab: {line}"
 
 
 def _parse(block: Block, where: str) -> None:

@@ -6,6 +6,7 @@ The quick start begins in an empty folder, with the built wheel. The other pages
 
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,9 +16,12 @@ from django.db import connections
 
 import dev
 from tests.pages import ROOT, Project, blocks, build_wheel
+from tests.pgbouncer import pgbouncer
 
 DOCS = ROOT / "docs"
 QUICK_START = DOCS / "quick-start.md"
+# Where a page's project connects through a PgBouncer.
+POOLER = '"HOST": "pgbouncer.internal", "PORT": "6432"'
 PAGES = [page for page in sorted(DOCS.glob("*.md")) if page != QUICK_START and blocks(page.read_text())]
 
 
@@ -53,7 +57,12 @@ def test_the_quick_start_reaches_a_handled_message(shop: Project) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_a_page_says_holds(page: Path, shop: Project, tmp_path: Path) -> None:
     """Each of its blocks."""
-    with shop.copied(tmp_path / "project", f"{shop.database}_{uuid4().hex[:8]}") as project:
+    with ExitStack() as stack:
+        project = stack.enter_context(shop.copied(tmp_path / "project", f"{shop.database}_{uuid4().hex[:8]}"))
+        project.replaced['"HOST": "db.internal"'] = f'"HOST": "{shop.server.get("PGHOST", "")}"'
+        if POOLER in page.read_text():
+            bouncer = stack.enter_context(pgbouncer(pool_size=10))
+            project.replaced[POOLER] = f'"HOST": "{bouncer.folder}", "PORT": "5432"'
         project.follow(page)
     shutil.rmtree(tmp_path / "project")
 
