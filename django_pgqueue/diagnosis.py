@@ -213,7 +213,7 @@ FINDINGS = {
         "MultiXacts are old",
         "Publishers that overlap make MultiXacts, and the space of their members is freed only up to the oldest of all"
         " tables of all databases: more than 50 million are kept.",
-        "`autovacuum_multixact_freeze_max_age = 20000000` in the server's configuration; docs/tuning.md says more.",
+        "`autovacuum_multixact_freeze_max_age = 20000000` in the server's configuration; docs/autovacuum.md says more.",
     ),
     "W030": Finding(
         WARNING,
