@@ -658,6 +658,22 @@ def find_queue(name: str, using: str | None = None) -> Queue[Any] | None:
     return next((queue for queue in living_queues() if queue.name == name and using in (None, queue.using)), None)
 
 
+def queue_named(name: str, using: str | None = None, *, auto_deleted: bool = False) -> Queue[Any]:
+    """
+    Return the queue that is declared in this process, else as its row says: using it then changes nothing of it.
+
+    One that has no row either is new, and ``auto_deleted`` or not. Asks the database, and raises what that does,
+    only for a queue that is not declared; ``InvalidQueueName`` before.
+    """
+    declared = find_queue(name, using)
+    if declared is not None:
+        return declared
+    stored = services.stored(check_name(name), database_alias(using))
+    if stored is None:
+        return Queue(name, auto_deleted=auto_deleted, using=using)
+    return Queue(name, **stored._asdict(), using=using)
+
+
 def standing_queues() -> list[Queue[Any]]:
     """Return the standing queues that are declared in this process, by name."""
     return sorted(

@@ -339,6 +339,22 @@ def _bind_declared(declaration: Declaration, using: str) -> None:
         bind(topic, declaration.name, ttl, using)
 
 
+class Stored(NamedTuple):
+    """A queue's attributes, as its row has them."""
+
+    durable: bool
+    auto_deleted: bool
+    exclusive: bool
+    dead_letter: str | None
+    max_deliveries: int
+
+
+def stored(name: str, using: str) -> Stored | None:
+    """Return a queue's attributes, None if it has no row."""
+    rows = _run(using, sql.STORED, name=name)
+    return Stored(*rows[0]) if rows else None
+
+
 def once_committed(tell: Callable[[], object], using: str) -> None:
     """Tell at once, or inside a transaction when it commits: what is rolled back did not happen."""
     if connections[using].in_atomic_block:

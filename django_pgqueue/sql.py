@@ -90,6 +90,13 @@ SELECT name FROM chain WHERE NOT is_cycle ORDER BY place
 # QUEUE_EXISTS - the name, or no row.
 QUEUE_EXISTS = "SELECT name FROM django_pgqueue_messagequeue WHERE name = %(name)s"
 
+# STORED - a queue's attributes, by the key. No lock.
+STORED = """
+SELECT durable, auto_deleted, exclusive, dead_letter, max_deliveries
+  FROM django_pgqueue_messagequeue
+ WHERE name = %(name)s
+"""
+
 # ENSURE_DEAD_LETTER_QUEUE - make the queue that takes another queue's dead letters, if it is not
 # there. The default one, NAME.dead, is auto-deleted if NAME is; a configured one is standing.
 # Locks: nothing that is there.

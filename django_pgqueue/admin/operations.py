@@ -15,7 +15,7 @@ from django.core.exceptions import ValidationError
 
 from django_pgqueue.exceptions import PGQueueError
 from django_pgqueue.models import MessageQueue
-from django_pgqueue.queues import Queue, find_queue
+from django_pgqueue.queues import Queue
 
 # What one request redrives or purges at the most, so that it ends in time.
 MOST = 10_000
@@ -146,16 +146,3 @@ OPERATIONS = {
 
 # What the library refuses, in words that are fit for the page.
 REFUSALS = (PGQueueError, ValueError, RuntimeError)
-
-
-def queue_of(row: MessageQueue, using: str) -> Queue:
-    """Return the queue as this process declares it, or else as its row says: publishing then changes nothing of it."""
-    return find_queue(row.name, using) or Queue(
-        row.name,
-        durable=row.durable,
-        auto_deleted=row.auto_deleted,
-        exclusive=row.exclusive,
-        dead_letter=row.dead_letter,
-        max_deliveries=row.max_deliveries,
-        using=using,
-    )

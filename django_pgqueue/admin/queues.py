@@ -20,10 +20,11 @@ from django_pgqueue import services
 from django_pgqueue.admin.base import ReadOnlyAdmin, may_operate
 from django_pgqueue.admin.charts import chart, rate
 from django_pgqueue.admin.numbers import MOST, Numbers, numbers_of, reapable_in
-from django_pgqueue.admin.operations import OPERATIONS, REFUSALS, Operation, queue_of
+from django_pgqueue.admin.operations import OPERATIONS, REFUSALS, Operation
 from django_pgqueue.conf import database_alias
 from django_pgqueue.diagnosis import Limits
 from django_pgqueue.models import MessageQueue, QueueConsumer
+from django_pgqueue.queues import queue_named
 from django_pgqueue.reaper import Reaper
 
 DASH = "-"
@@ -139,7 +140,7 @@ class MessageQueueAdmin(ReadOnlyAdmin):
     def _perform(self, request: HttpRequest, row: MessageQueue, operation: Operation, data: dict[str, Any]) -> bool:
         """Do it, and tell. Returns whether the library did."""
         try:
-            outcome = operation.perform(queue_of(row, database_alias()), data)
+            outcome = operation.perform(queue_named(row.pk, database_alias()), data)
         except REFUSALS as error:
             self.message_user(request, f"{row.name}: {error}", messages.ERROR)
             return False

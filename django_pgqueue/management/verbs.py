@@ -9,7 +9,7 @@ from django.db import DatabaseError, connections
 from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import PGQueueError
 from django_pgqueue.management.arguments import refusal
-from django_pgqueue.queues import Queue, find_queue
+from django_pgqueue.queues import Queue, queue_named
 
 
 class QueuesCommand(BaseCommand):
@@ -30,7 +30,7 @@ class QueuesCommand(BaseCommand):
         failures = []
         for name in dict.fromkeys(options["names"]):
             try:
-                self.act(find_queue(name, using) or Queue(name, using=using))
+                self.act(queue_named(name, using))
             except (PGQueueError, ValueError) as error:
                 failures.append(str(error))
             except DatabaseError as error:

@@ -1,5 +1,6 @@
 """`publish_messages`: JSON lines, all or none."""
 
+import gc
 import io
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_pgqueue import Queue
+from django_pgqueue import Queue, services
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queues import find_queue
 from tests.support import payloads
 from tests.workers import run
 
@@ -124,3 +126,20 @@ def test_a_file_that_is_not_utf_8_is_refused(lines: Any) -> None:
     with pytest.raises(CommandError):
         call_command("publish_messages", "q", lines('"grün"', encoding="latin-1"))
     assert not MessageQueueItem.objects.exists()
+
+
+def test_a_queue_that_another_project_declared_stays_as_it_is(lines: Any) -> None:
+    """Its attributes are those of its row, also for the TTL of what is published."""
+    Queue("theirs", auto_deleted=True, max_deliveries=9, dead_letter="theirs.failed").declare()
+    before = MessageQueue.objects.values("auto_deleted", "max_deliveries", "dead_letter").get(pk="theirs")
+    forget_queues()
+    call_command("publish_messages", "theirs", lines("1"))
+    assert MessageQueue.objects.values("auto_deleted", "max_deliveries", "dead_letter").get(pk="theirs") == before
+    assert MessageQueueItem.objects.get().expires_at is not None
+
+
+def forget_queues() -> None:
+    """Be a process that declares none of them."""
+    gc.collect()
+    assert find_queue("theirs") is None
+    services.forget_declared()

@@ -86,8 +86,8 @@ COMMANDS = {
         about=(
             "All of them are of one database. The process declares its queues, writes heartbeats, extends leases and"
             " listens for wake-ups by itself, and waits for a database that is away. Handlers are declared in"
-            " `queues.py` ([api](api.md)); with `--handler`, a queue that is not declared in this project is"
-            " declared as `Queue(NAME)`. [Deployment](deployment.md) tells how to run and probe it."
+            " `queues.py` ([api](api.md)); with `--handler`, a queue that is not declared in this project stays as its"
+            " row says, or is made as `Queue(NAME)`. [Deployment](deployment.md) tells how to run and probe it."
         ),
         exits={
             0: "A signal ended it, `--drain` found nothing more, or `--max-messages` were handled. Also when handlers"
@@ -193,8 +193,8 @@ COMMANDS = {
     ),
     "publish_messages": Words(
         about=(
-            "Blank lines are passed over. All is one transaction. A queue that is not declared in this project is taken"
-            " for `Queue(NAME)`: made if it is missing, and its row written like that."
+            "Blank lines are passed over. All is one transaction. A queue that is not declared in this project stays as"
+            " its row says, or is made as `Queue(NAME)`."
         ),
         exits={
             0: DONE,

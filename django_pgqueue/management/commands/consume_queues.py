@@ -17,7 +17,7 @@ from django_pgqueue.consumer import Consumer
 from django_pgqueue.health import Health
 from django_pgqueue.lanes import Handler
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
-from django_pgqueue.queues import Queue, find_queue, registered_handlers
+from django_pgqueue.queues import Queue, queue_named, registered_handlers
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -169,4 +169,12 @@ def handlers_of(names: list[str], path: str | None) -> list[Handler]:
     if not names:
         raise LookupError("--handler needs the names of queues")
     function = import_string(path)
-    return [(find_queue(name) or Queue(name)).make_handler(function) for name in names]
+    return [queue_or_bare(name).make_handler(function) for name in names]
+
+
+def queue_or_bare(name: str) -> Queue:
+    """Return the queue as this project or its row has it. A consumer waits for its server: then as it is by default."""
+    try:
+        return queue_named(name)
+    except DatabaseError:
+        return Queue(name)

@@ -12,7 +12,7 @@ from django.db import DatabaseError, transaction
 
 from django_pgqueue.exceptions import PayloadError, PGQueueError
 from django_pgqueue.management.arguments import at_least, refusal
-from django_pgqueue.queues import Queue, find_queue
+from django_pgqueue.queues import queue_named
 
 # Lines of one publish_many call.
 BATCH = 1_000
@@ -35,7 +35,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         count = 0
         try:
-            queue = find_queue(options["name"]) or Queue(options["name"], auto_deleted=options["auto_deleted"])
+            queue = queue_named(options["name"], auto_deleted=options["auto_deleted"])
             with opened(options["file"]) as lines, transaction.atomic(using=queue.using):
                 for first, payloads in batches(lines):
                     try:

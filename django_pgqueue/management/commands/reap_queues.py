@@ -42,7 +42,10 @@ class Command(BaseCommand):
         using = database_alias(options["database"])
         reaper = Reaper(using, idle_for=options["idle_for"], batch_size=options["batch_size"])
         if options["dry_run"]:
-            self._preview(reaper, options["format"])
+            try:
+                self._preview(reaper, options["format"])
+            except DatabaseError as error:
+                raise refusal(error) from error
             return
 
         def run_once() -> None:

@@ -11,7 +11,7 @@ from django_pgqueue import services
 from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import CanaryFailed, PGQueueError, QueueNotFound
 from django_pgqueue.management.arguments import at_least, progress_line, refusal
-from django_pgqueue.queues import Queue, find_queue, make_letters
+from django_pgqueue.queues import make_letters, queue_named
 
 
 class Command(BaseCommand):
@@ -54,7 +54,7 @@ class Command(BaseCommand):
                 raise CommandError(f"--header is KEY=VALUE, not {pair!r}")
             headers[key] = value
         try:
-            queue = find_queue(options["name"], using) or Queue(options["name"], using=using)
+            queue = queue_named(options["name"], using)
             letters = make_letters(options["ids"], options["reason"], headers)
             count = services.redrivable(queue.name, letters, queue.using)
             if not count and not services.exists(queue.name, queue.using):
