@@ -61,6 +61,8 @@ class Subscription:
         self.using = using
         #: How many messages were lost here: those of which it is known.
         self.dropped = 0
+        #: Changes whenever messages were or may have been missed.
+        self.gaps = 0
         self._most = buffer
         self._wake = wake
         self._lock = threading.Lock()
@@ -123,6 +125,8 @@ class Subscription:
         if notification is None:
             if not self.is_listening:
                 return
+            # Before the first time as well: whoever looked at a table has looked too early.
+            self.gaps += 1
             if self._was_connected:
                 self._lagged("disconnected", None)
             self._was_connected = True
@@ -135,6 +139,7 @@ class Subscription:
             return
         if content is None:
             self.dropped += 1
+            self.gaps += 1
             self._lagged("expired", 1)
             return
         self._put(content)
@@ -151,6 +156,7 @@ class Subscription:
                 self._characters -= len(self._contents.popleft())
                 dropped += 1
             self.dropped += dropped
+            self.gaps += bool(dropped)
             is_new = bool(dropped) and not self._is_lagging
             self._is_lagging = self._is_lagging or bool(dropped)
         if is_new:
@@ -265,6 +271,16 @@ class LiveMessages:
     def dropped(self) -> int:
         """How many messages were lost here: those of which it is known."""
         return self._subscription.dropped if self._subscription else 0
+
+    @property
+    def gaps(self) -> int:
+        """
+        Changes whenever messages were or may have been missed, the connection having been away, say.
+
+        Who can read them elsewhere does so at the start and when it has changed: compare it before that
+        reading, and after each message.
+        """
+        return self._subscription.gaps if self._subscription else 0
 
     def _open(self) -> Subscription:
         if self._subscription is None:

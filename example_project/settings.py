@@ -30,6 +30,7 @@ INSTALLED_APPS = [
     "django_pgqueue",
     "example_project.demo",
     "example_project.inbox",
+    "example_project.live",
 ]
 
 MIDDLEWARE = [
@@ -68,6 +69,9 @@ DATABASES = {"default": database}
 
 # Overrides of the queue's settings, as a JSON object.
 PGQUEUE = env.json("PGQUEUE_SETTINGS", default={})
+
+# Seconds of silence after which the live page's stream says that it is still there.
+LIVE_HEARTBEAT = env.float("LIVE_HEARTBEAT", default=15)
 
 STATIC_URL = "static/"
 USE_TZ = True

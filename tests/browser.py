@@ -5,6 +5,7 @@ The binary is the one that `PGQUEUE_CHROMIUM` names, or one on PATH. Playwright'
 own: in the test's thread Django would refuse the database, because a loop runs there.
 """
 
+import copy
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ class Browser:
     """
     One page of a browser. `do(function)` calls it with the page and returns the result.
 
-    At the end `problems` has what the page's scripts complained of.
+    `tab()` opens another one beside it. At the end `problems` has what the scripts of all complained of.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
@@ -62,6 +63,12 @@ class Browser:
     def text(self) -> str:
         return str(self.do(lambda page: page.inner_text("body")))
 
+    def tab(self) -> "Browser":
+        """Open another page in the same browser. It is closed with it."""
+        other = copy.copy(self)
+        self._thread.submit(other._open_page).result(DEADLINE)
+        return other
+
     def open(self) -> None:
         self._thread.submit(self._open).result(DEADLINE)
 
@@ -74,7 +81,11 @@ class Browser:
         # As root Chromium runs without its sandbox only; what it is shown is ours.
         arguments = ["--no-sandbox"] if os.getuid() == 0 else []
         self._browser = self._playwright.chromium.launch(executable_path=find_chromium(), args=arguments)
-        self._page = self._browser.new_page(**self._options)
+        self._context = self._browser.new_context(**self._options)
+        self._open_page()
+
+    def _open_page(self) -> None:
+        self._page = self._context.new_page()
         self._page.set_default_timeout(DEADLINE * 1000)
         self._page.on("console", self._note)
         self._page.on("pageerror", lambda error: self.problems.append(str(error)))

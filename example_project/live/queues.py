@@ -1,0 +1,3 @@
+from django_pgqueue import Topic
+
+notes = Topic("live.notes")
