@@ -30,7 +30,7 @@ from tests import (
 from tests.mutants_list import Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
-# What a copy needs: the package, the example project, the tests and the settings of the tools.
+# What a copy needs: the package, the example project, the tests, the pages that they read, the settings of the tools.
 COPIED = ("django_pgqueue", "example_project", "tests", "docs", "manage.py", "dev.py", "pyproject.toml", "README.md")
 # A mutant may hang a test (a publisher that waits for ever, say): then it is noticed too.
 TIMEOUT = 300

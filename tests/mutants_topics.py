@@ -9,6 +9,12 @@ from tests.mutants_operating import ALL_OR_NONE, EVERYBODY
 
 NOBODY_WAITS = "publishers to a topic, unbinding and the reaper get out of each other's way"
 HARMLESS = "a slow, dead or deaf subscriber harms nobody, and is told what it missed"
+LIVE = "a page that is live shows everything, and leaves nothing behind"
+INSERTED = "a bare INSERT is a message"
+
+VIEWS = "../example_project/live/views.py"
+LIVE_TESTS = "tests/test_live_page.py"
+SQL_TESTS = "tests/test_sql_publish.py"
 
 MUTANTS = (
     Mutant(
@@ -174,5 +180,125 @@ MUTANTS = (
         "                self._characters > BUFFER_CHARACTERS and len(self._contents) > 1\n",
         "                False\n",
         ("tests/test_subscription_limits.py::test_the_buffer_is_bounded_in_size_as_well",),
+    ),
+    Mutant(
+        LIVE,
+        "a reconnect is no gap",
+        "subscriptions.py",
+        "            self.gaps += 1\n            if self._was_connected:\n",
+        "            if self._was_connected:\n",
+        (f"{LIVE_TESTS}::test_a_listener_that_was_cut_off_comes_back_and_tells_what_it_missed",),
+    ),
+    Mutant(
+        LIVE,
+        "what a full buffer drops is no gap",
+        "subscriptions.py",
+        "            self.gaps += bool(dropped)\n",
+        "",
+        (f"{LIVE_TESTS}::test_a_reader_that_is_too_slow_is_told_the_newest_once_it_reads",),
+    ),
+    Mutant(
+        LIVE,
+        "a body that has expired is no gap",
+        "subscriptions.py",
+        '            self.gaps += 1\n            self._lagged("expired", 1)\n',
+        '            self._lagged("expired", 1)\n',
+        ("tests/test_live_messages.py::test_it_tells_when_messages_may_have_been_missed",),
+    ),
+    Mutant(
+        LIVE,
+        "each stream keeps a connection",
+        VIEWS,
+        "        connection.close()\n",
+        "        pass\n",
+        (f"{LIVE_TESTS}::test_all_streams_share_one_connection_and_leave_nothing",),
+    ),
+    Mutant(
+        LIVE,
+        "all streams look at the table at once",
+        VIEWS,
+        "sync_to_async(notes_since, thread_sensitive=False)",
+        "sync_to_async(notes_since)",
+        (f"{LIVE_TESTS}::test_many_streams_that_look_at_the_table_make_few_connections",),
+    ),
+    Mutant(
+        LIVE,
+        "numbers are taken to commit in their order",
+        VIEWS,
+        "pk__gt=last - SHOWN",
+        "pk__gt=last",
+        (f"{LIVE_TESTS}::test_a_smaller_number_that_commits_later_is_not_missed",),
+    ),
+    Mutant(
+        LIVE,
+        "the table is read first, and then it listens",
+        VIEWS,
+        "    async with notes.listen() as messages:\n        gaps = None\n",
+        "    messages = notes.listen()\n    if True:\n        gaps = None\n",
+        (f"{LIVE_TESTS}::test_a_note_between_the_look_and_the_first_step_is_heard",),
+    ),
+    Mutant(
+        LIVE,
+        "a quiet stream says nothing",
+        VIEWS,
+        '                yield ": still here\\n\\n"\n',
+        "                pass\n",
+        (f"{LIVE_TESTS}::test_a_quiet_stream_says_that_it_is_there",),
+    ),
+    Mutant(
+        LIVE,
+        "a stream is begun under WSGI",
+        VIEWS,
+        "    if not isinstance(request, ASGIRequest):\n",
+        "    if False:\n",
+        (f"{LIVE_TESTS}::test_under_wsgi_the_page_says_that_it_is_not_live",),
+    ),
+    Mutant(
+        LIVE,
+        "a note is stored that cannot be told",
+        VIEWS,
+        "    with transaction.atomic():\n",
+        "    if transaction:\n",
+        (f"{LIVE_TESTS}::test_a_note_and_its_message_are_one_transaction",),
+    ),
+    Mutant(
+        LIVE,
+        "the server waits for streams to end",
+        "../example_project/live/management/commands/serve.py",
+        ", timeout_graceful_shutdown=2)",
+        ")",
+        (f"{LIVE_TESTS}::test_the_server_stops_although_streams_are_open",),
+    ),
+    Mutant(
+        INSERTED,
+        "headers have no default in the database",
+        "migrations/0001_initial.py",
+        "models.JSONField(db_default=models.Value({}, output_field=models.JSONField()), default=dict)",
+        "models.JSONField(default=dict)",
+        (f"{SQL_TESTS}::test_a_bare_insert_is_a_message_as_any_other",),
+    ),
+    Mutant(
+        INSERTED,
+        "the count of deliveries has no default in the database",
+        "migrations/0001_initial.py",
+        '("delivery_count", models.IntegerField(db_default=0, default=0))',
+        '("delivery_count", models.IntegerField(default=0))',
+        (f"{SQL_TESTS}::test_a_bare_insert_is_a_message_as_any_other",),
+    ),
+    Mutant(
+        INSERTED,
+        "an auto-deleted queue has to be told all its attributes",
+        "migrations/0001_initial.py",
+        '("durable", models.BooleanField(db_default=True, default=True))',
+        '("durable", models.BooleanField(default=True))',
+        (f"{SQL_TESTS}::test_the_form_that_ensures_makes_the_queue_or_takes_the_one_that_is_there",),
+    ),
+    Mutant(
+        INSERTED,
+        "channels are called otherwise than the page says",
+        "services.py",
+        '    plain = f"{prefix}:{name}"\n    if len(plain.encode()) <= 63:\n',
+        '    plain = f"{prefix}:{name}"\n    if len(plain.encode()) <= 60:\n',
+        (f"{SQL_TESTS}::test_notify_wakes_a_consumer_at_once",),
     ),
 )

@@ -9,6 +9,7 @@ A page is a list of fenced blocks. What is done with each tells its language, an
 <!-- add to: PATH -->      it is added to the end of that file
 ```bash                    run line by line; what runs for ever runs beside what follows, and is stopped at the end
 ```sql                     run on the project's database
+<!-- fails: SQLSTATE -->   so does the SQL below it, with this error
 <!-- prints -->            what the block before writes; `…` stands for anything
 <!-- output of: WORDS -->  what the command that runs beside the page and has these words in it writes in time
 ```json, yaml, ini, toml   parsed
@@ -55,7 +56,9 @@ BLOCK = re.compile(
     r"(?P<comment>(?:^ *<!-- [^\n]* -->\n+)?)^(?P<indent> *)```(?P<language>[a-z{}-]+)\n(?P<code>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
-COMMENT = re.compile(r"<!-- (?P<word>file|add to|not run|output of|prints|from|benchmark)(?:: (?P<argument>.*?))? -->")
+COMMENT = re.compile(
+    r"<!-- (?P<word>file|add to|not run|fails|output of|prints|from|benchmark)(?:: (?P<argument>.*?))? -->"
+)
 
 # What a page makes on the server, and the ports that it answers at.
 MADE = re.compile(r"\bshop(?=_\w)|(?<=DATABASE )shop\b")
@@ -217,6 +220,7 @@ class Project:
             "add to": self._add_to_file,
             "not run": lambda block, where: None,
             "from": _is_part_of_its_file,
+            "fails": self._fails,
             "prints": self._prints,
             "output of": self._output_of,
         }
@@ -298,6 +302,14 @@ class Project:
             cursor = session.execute(MADE.sub(self.database, block.code))
             rows = cursor.fetchall() if cursor.description else []
         self._written = lambda: "".join(f"{' | '.join(map(str, row))}\n" for row in rows)
+
+    def _fails(self, block: Block, where: str) -> None:
+        try:
+            self._sql(block, where)
+        except psycopg.Error as error:
+            assert error.sqlstate == block.argument, f"{where}: {error.sqlstate}: {error}"
+        else:
+            raise AssertionError(f"{where}: this does not fail")
 
     def _prints(self, block: Block, where: str) -> None:
         _expect(block.code, self._written, where)

@@ -11,10 +11,10 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_pgqueue import Topic, listener, subscriptions
+from django_pgqueue import Topic, listener, services, subscriptions
 from django_pgqueue.devdb import DevCluster
-from tests.support import drop_connections, in_threads, run_async, wait_until
-from tests.test_listener import listeners
+from tests.support import connect, drop_connections, in_threads, run_async, wait_until
+from tests.test_listener import listeners, terminate
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -115,6 +115,39 @@ def test_two_loops_listen_at_the_same_time() -> None:
     for thread in threads:
         thread.join(DEADLINE)
     assert heard == {1: [0, 1, 2], 2: [0, 1, 2]}
+
+
+def test_it_tells_when_messages_may_have_been_missed() -> None:
+    """Whatever the reason: the buffer was full, the body had expired, the connection was away."""
+
+    async def heard_after(messages: Any, cause: Callable[[], object]) -> int:
+        before = messages.gaps
+        await sync_to_async(cause)()
+        await until(lambda: messages.gaps > before)
+        await Topic("t").apublish("next")
+        while (await asyncio.wait_for(anext(messages), DEADLINE)).payload != "next":
+            pass
+        return int(messages.gaps)
+
+    def expire() -> None:
+        with connect() as session:
+            session.execute("SELECT pg_notify(%s, '#4711')", [services.topic_channel("t")])
+
+    async def main() -> None:
+        messages = Topic("t").listen(buffer=2)
+        assert messages.gaps == 0
+        async with messages:
+            # Up to here it may have missed some.
+            await until(lambda: messages.gaps == 1)
+            await heard_after(messages, lambda: [Topic("t").publish(n) for n in range(3)])
+            await heard_after(messages, expire)
+            assert await heard_after(messages, lambda: terminate(listeners()[0][0])) == 4
+            await Topic("t").apublish("one more")
+            assert (await asyncio.wait_for(anext(messages), DEADLINE)).payload == "one more"
+            assert messages.gaps == 4
+
+    run_async(main())
+    wait_until(lambda: not listeners())
 
 
 # --- Leaving ---

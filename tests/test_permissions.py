@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from django.apps import apps
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, IntegrityError, connections, transaction
 from psycopg import sql
 
 from django_pgqueue import Queue, Topic, diagnosis, services, subscriptions
@@ -176,6 +176,29 @@ def publish(shop: Shop, using: str) -> None:
             passing.publish({"n": 3})
 
 
+def write(shop: Shop, using: str) -> None:
+    shop.queue("orders").declare()
+    plain = (
+        "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)"
+        " VALUES (%s, '{}', '{}', statement_timestamp(), statement_timestamp() + interval '1 minute')"
+    )
+    fetch(plain, ["orders"], using)
+    with pytest.raises(IntegrityError):
+        fetch(plain, ["replies"], using)
+    assert fetch(
+        "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload)"
+        " SELECT name, '{}' FROM django_pgqueue_messagequeue WHERE name = 'orders' FOR KEY SHARE RETURNING id",
+        using=using,
+    )
+    fetch(
+        "WITH ensured AS (INSERT INTO django_pgqueue_messagequeue (name, auto_deleted) VALUES ('replies', true)"
+        " ON CONFLICT (name) DO UPDATE SET last_active = statement_timestamp() RETURNING name)"
+        " INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) SELECT name, '{}' FROM ensured",
+        using=using,
+    )
+    fetch('NOTIFY "django_pgqueue:orders"', using=using)
+
+
 def announce(shop: Shop, using: str) -> None:
     topic = Topic("prices", using=using)
     for name in ("orders", "replies"):
@@ -291,6 +314,7 @@ def look(shop: Shop, using: str) -> None:
 
 JOBS = {
     "shop_publisher": publish,
+    "shop_writer": write,
     "shop_announcer": announce,
     "shop_subscriber": subscribe,
     "shop_consumer": consume,
@@ -377,6 +401,13 @@ FORBIDDEN = {
         "UPDATE django_pgqueue_messagequeue SET paused_at = now()",
         "DELETE FROM django_pgqueue_messagequeue",
         "SELECT * FROM django_pgqueue_queueconsumer",
+    ],
+    "shop_writer": [
+        "SELECT payload FROM django_pgqueue_messagequeueitem",
+        "DELETE FROM django_pgqueue_messagequeueitem",
+        "UPDATE django_pgqueue_messagequeueitem SET read_after = NULL",
+        "UPDATE django_pgqueue_messagequeue SET paused_at = now()",
+        "DELETE FROM django_pgqueue_messagequeue",
     ],
     "shop_announcer": [
         "SELECT payload FROM django_pgqueue_messagequeueitem",

@@ -71,7 +71,7 @@ async def events(last: int) -> AsyncIterator[str]:
             if gaps != messages.gaps:
                 # Listening first and reading then leaves no moment between.
                 gaps = messages.gaps
-                for note in await notes_since(last):
+                for note in await sync_to_async(notes_since, thread_sensitive=False)(last):
                     yield event(note)
                     last = max(last, note["id"])
             try:
@@ -89,12 +89,12 @@ def event(note: dict[str, Any]) -> str:
     return f"id: {note['id']}\ndata: {json.dumps(note)}\n\n"
 
 
-@sync_to_async
 def notes_since(last: int) -> list[dict[str, Any]]:
     """
     Return what somebody who has heard up to number ``last`` may not have, the oldest first.
 
-    Numbers are given before they are committed, so a smaller one may come later: some are told again.
+    Numbers are given before they are committed, so a smaller one may come later: some are told again. Runs in
+    the few threads that the process has for such things, so that a thousand streams make no thousand connections.
     """
     try:
         newest = Note.objects.filter(pk__gt=last - SHOWN)[:SHOWN]
