@@ -90,15 +90,16 @@ class Stream:
         self._connection = HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE)
         self._connection.request("GET", path, headers={name.replace("_", "-"): text for name, text in headers.items()})
         self.response = self._connection.getresponse()
-        self.heartbeats = 0
 
     def event(self) -> dict[str, Any]:
         """Read up to the next event, and return its note. Its id is the event's."""
         fields: dict[str, str] = {}
+        deadline = time.monotonic() + DEADLINE
         while line := self.response.readline().decode():
+            assert time.monotonic() < deadline, "only signs of life"
             if line.startswith(":"):
-                self.heartbeats += 1
-            elif line.strip():
+                continue
+            if line.strip():
                 name, _, text = line.rstrip("\n").partition(": ")
                 fields[name] = text
             elif fields:
