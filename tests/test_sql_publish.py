@@ -32,7 +32,6 @@ from tests.support import (
     second_session,
     wait_until,
 )
-from tests.test_listener import listeners
 from tests.workers import consuming, drain
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -203,16 +202,14 @@ def test_notify_wakes_a_consumer_at_once(session: Session, name: str, settings: 
     seen: list[Any] = []
     queue = Queue(name)
     queue.declare()
-    with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])):
-        wait_until(listeners)
-        # Awake for the last time: from here on it sleeps.
-        queue.publish("published")
-        wait_until(lambda: seen == ["published"])
-        time.sleep(0.5)
+    consumer = Consumer([queue.make_handler(lambda message: seen.append(message.payload))])
+    with consuming(consumer):
+        # As long as it is not heard it polls. From here on it sleeps.
+        wait_until(lambda: consumer._ear.listening.is_set() and consumer._lanes[0].next_look - time.monotonic() > 60)
         insert = "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) VALUES (%s, '1')"
         session.execute(insert, [name])
         session.execute(sql.SQL("NOTIFY {}").format(sql.Identifier(f"django_pgqueue:{name}")))
-        wait_until(lambda: seen == ["published", 1])
+        wait_until(lambda: seen == [1])
 
 
 @pytest.mark.parametrize("name", ["n" * 49, "λ" * 25])
