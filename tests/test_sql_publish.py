@@ -110,14 +110,12 @@ def test_many_are_handed_out_in_their_order(session: Session, orders: Queue) -> 
 
 
 def test_what_cannot_be_read_is_set_aside(session: Session, orders: Queue) -> None:
-    """A payload or headers that Python cannot hold harm nobody else."""
-    session.execute(BARE, ["1e5000"])
-    session.execute(
-        "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers) VALUES ('orders', '2', '[]')"
-    )
-    session.execute(BARE, ["3"])
-    assert drain(orders)[-1] == 3
-    assert MessageQueueItem.objects.filter(dead_lettered_from="orders").exists()
+    """A number of 5,000 digits, in the payload or the headers, is a dead letter, and harms nobody else."""
+    insert = "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers) VALUES ('orders', %s, %s)"
+    for payload, headers in (("1e5000", "{}"), ("2", '{"n": 1e5000}'), ("3", "{}")):
+        session.execute(insert, [payload, headers])
+    assert drain(orders) == [3]
+    assert MessageQueueItem.objects.filter(dead_lettered_from="orders").count() == 2
 
 
 # --- A queue that is not there ---
