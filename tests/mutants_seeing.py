@@ -144,10 +144,13 @@ MUTANTS = (
     Mutant(
         ALLOWED,
         "publishing rewrites the queue's attributes",
-        "admin/operations.py",
-        "        max_deliveries=row.max_deliveries,\n",
-        "",
-        ("tests/test_admin_operations.py::test_a_message_is_published",),
+        "queues.py",
+        "return Queue(name, **stored._asdict(), using=using)",
+        "return Queue(name, using=using)",
+        (
+            "tests/test_admin_operations.py::test_a_message_is_published",
+            "tests/commands/test_publish_messages.py::test_a_queue_that_another_project_declared_stays_as_it_is",
+        ),
     ),
     Mutant(
         TOLD,
