@@ -24,6 +24,7 @@ from django.db import ProgrammingError, connections, reset_queries
 from django_pgqueue import services, signals
 from django_pgqueue.conf import settings
 from django_pgqueue.heartbeat import Heartbeat
+from django_pgqueue.inline import as_in_worker
 from django_pgqueue.lanes import RELEASE, SETTLE_DELAY, Handler, Held, Lane, Outcome
 from django_pgqueue.listener import Ear, Receive, listener_of
 from django_pgqueue.loop import DATABASE_FAULTS, Outage, describe, is_passing, own_connection, run_every
@@ -183,11 +184,15 @@ class Consumer:
         Consume until stopped, drained or done. Returns how many messages were handled.
 
         Inside a ``TestCase`` handlers run in the calling thread, one after the other, on the test's
-        connection. Inside any other transaction it raises ``RuntimeError``: its leases could roll back.
+        connection, where each of their statements stands alone as in autocommit. Inside any other
+        transaction it raises ``RuntimeError``: its leases could roll back.
         """
         names = self.queues
         self._turned = time.monotonic()
         self._is_inline = connections[self.using].in_atomic_block
+        if self._is_inline:
+            for lane in self._lanes:
+                lane.handler = as_in_worker(lane.handler)
         with own_connection(self.using, "consumer"):
             self._start()
             signals.consumer_started.send_robust(self.id, using=self.using, queues=names)
@@ -331,8 +336,9 @@ class Consumer:
                 self._outage.recovered()
             if self._is_done():
                 return
-            # With DEBUG on, Django would keep them all.
-            reset_queries()
+            if not self._is_inline:
+                # With DEBUG on, Django would keep them all. A test may just count them.
+                reset_queries()
             self._event.wait(self._nap())
 
     @contextlib.contextmanager
@@ -344,6 +350,9 @@ class Consumer:
             self._pause(error)
 
     def _pause(self, error: Exception) -> None:
+        if self._is_inline:
+            # A connection that is closed takes the test's transaction along.
+            raise error
         self._turned = time.monotonic()
         connections[self.using].close()
         self._workers.outages += 1

@@ -230,6 +230,13 @@ def forget_declared() -> None:
     _known.clear()
 
 
+def age_beliefs(seconds: float) -> None:
+    """Let what this process believes be so many seconds older, as after that time. For tests that move time."""
+    for times in (_declared, _notified, _beaten):
+        for key in list(times):
+            times[key] -= seconds  # type: ignore[index]  # each has keys of its own
+
+
 def declare(declaration: Declaration, using: str) -> bool:
     """
     Make the queue and its dead-letter queue, or write the attributes where they differ.
@@ -738,8 +745,10 @@ def _notify(connection: BaseDatabaseWrapper, name: str, key: tuple[str, str, str
     now = time.monotonic()
     if now - _notified.get(key, -1e9) < settings.NOTIFY_INTERVAL:
         return
-    # Stamped before it is sent, so that publishers in other threads don't send another meanwhile.
-    _notified[key] = now
+    if connection.get_autocommit():
+        # Stamped before it is sent, so that publishers in other threads don't send another meanwhile.
+        # Inside a transaction it is sent at the commit, which may not come.
+        _notified[key] = now
     try:
         _run_often(connection, sql.NOTIFY, {"channel": channel(name)})
     except (DatabaseError, InterfaceError):

@@ -1,0 +1,203 @@
+"""Run the registered handlers here and now, as ``consume_queues`` runs them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+from unittest import mock
+
+from django.db.models.functions import Now
+
+from django_pgqueue import services, signals
+from django_pgqueue.consumer import Consumer
+from django_pgqueue.exceptions import Nack, Reject
+from django_pgqueue.lanes import Handler
+from django_pgqueue.message import Message
+from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queues import Queue, registered_handlers
+from django_pgqueue.testing.clock import PARKED, advance
+from django_pgqueue.testing.journal import observed
+from django_pgqueue.testing.names import alias_of, name_of
+from django_pgqueue.validation import check_count
+from django_pgqueue.workers import call, errors_in
+
+Queues = Queue | str | Sequence[Queue | str] | None
+
+# So many deliveries in one drain are no test: something publishes for ever.
+MOST = 10_000
+# Seconds beyond a due time, which is rounded.
+MOMENT = 0.001
+
+
+class Failure(NamedTuple):
+    """A delivery whose handler raised."""
+
+    message: Message
+    error: BaseException
+
+
+class DeadLetter(NamedTuple):
+    """A message that was given up."""
+
+    id: int
+    queue: str
+    reason: str
+
+
+@dataclass
+class Drained:
+    """What became of messages. One that was tried twice is in it twice."""
+
+    #: Deliveries that ended well.
+    handled: list[Message] = field(default_factory=list)
+    #: Deliveries that raised, also ``Nack`` and ``Reject``.
+    failed: list[Failure] = field(default_factory=list)
+    #: What went to a dead-letter queue, or was parked.
+    dead_lettered: list[DeadLetter] = field(default_factory=list)
+    #: Ids of what could not be settled, for the lease was lost.
+    lost: list[int] = field(default_factory=list)
+
+    @property
+    def deliveries(self) -> int:
+        """How many times a handler got a message."""
+        return len(self.handled) + len(self.failed)
+
+    def error(self) -> BaseException | None:
+        """Return the first error that a handler raised and did not mean as an answer. None: there is none."""
+        return next((error for _, error in self.failed if not isinstance(error, (Nack, Reject))), None)
+
+
+def drain(
+    queue: Queues = None,
+    *,
+    limit: int | None = None,
+    include_delayed: bool = False,
+    raises: bool = False,
+    using: str | None = None,
+) -> Drained:
+    """
+    Run the handlers of a queue, or of these, or of all (None) until nothing is ready, and tell what happened.
+
+    Each message is claimed, handled and settled as ``consume_queues`` does it: acks, retries with their back-off, dead
+    letters, ``ack="atomic"`` and ``"early"``, batches, async handlers. Inside a ``TestCase`` in the calling thread and
+    in the test's transaction; what a handler does wrong in SQL is undone and ends no more than it would in a worker.
+    In a ``TransactionTestCase`` in worker threads, on connections of their own.
+
+    ``limit``: end after so many deliveries; without it ten thousand are a ``RuntimeError``. ``include_delayed``: where
+    only delayed messages are left, retries among them, let time pass until the next is due (see ``advance()``) and go
+    on. ``raises``: end with the first error of a handler, once that is settled, and raise it; ``Nack`` and ``Reject``
+    are answers, no errors.
+
+    Raises ``LookupError`` where a queue has no handler, and ``RuntimeError`` inside the caller's own ``atomic()``: a
+    worker would see nothing of it yet.
+    """
+    names = None if queue is None else [name_of(each) for each in _listed(queue)]
+    alias = alias_of(_listed(queue)[0] if names else None, using)
+    handlers = [handler for handler in registered_handlers(names or ()) if handler.queue.using == alias]
+    if not handlers:
+        raise LookupError(f"no handler is registered for a queue of database {alias!r}")
+    return run(handlers, limit=limit, include_delayed=include_delayed, raises=raises)
+
+
+def run(handlers: Sequence[Handler], *, limit: int | None, include_delayed: bool, raises: bool) -> Drained:
+    """Drain with these handlers. See ``drain()``."""
+    most = MOST if limit is None else check_count(limit, "limit")
+    alias, names = handlers[0].queue.using, [handler.queue.name for handler in handlers]
+    with watching(handlers) as (done, watched, stop_at_error):
+        while done.deliveries < most:
+            # One at a time where the first error ends it: what is held beyond that would be handled.
+            alone = {"concurrency": 1, "prefetch": 1} if raises else {}
+            consumer = Consumer(watched, drain=True, max_messages=most - done.deliveries, **alone)
+            if raises:
+                stop_at_error.append(consumer.stop)
+            consumer.run()
+            if raises and (error := done.error()):
+                raise error
+            wait = _next_delay(names, alias) if include_delayed else None
+            if wait is None or done.deliveries >= most:
+                break
+            advance(wait, using=alias)
+        if limit is None and done.deliveries >= most:
+            raise RuntimeError(f"{most} deliveries, and no end: does a handler publish to a queue that is drained?")
+    return done
+
+
+@contextmanager
+def watching(
+    handlers: Sequence[Handler],
+) -> Iterator[tuple[Drained, list[Handler], list[Callable[[], object]]]]:
+    """Give what becomes of messages, handlers that tell it, and a list of what to call at the first error."""
+    done = Drained()
+    on_error: list[Callable[[], object]] = []
+    names = {handler.queue.name for handler in handlers}
+    lock = threading.Lock()
+
+    def end(messages: Sequence[Message], errors: dict[int, BaseException]) -> None:
+        with lock:
+            done.handled += [message for message in messages if message.id not in errors]
+            done.failed += [Failure(message, errors[message.id]) for message in messages if message.id in errors]
+        if done.error():
+            for stop in on_error:
+                stop()
+
+    def set_aside(call: dict[str, Any], taken: list[int]) -> None:
+        declaration, reasons = call["declaration"], call["reasons"]
+        if isinstance(reasons, str):
+            reasons = [reasons] * len(call["ids"])
+        reason_of = dict(zip(call["ids"], reasons, strict=True))
+        if declaration.name in names:
+            done.dead_lettered += [DeadLetter(id, declaration.name, reason_of[id]) for id in taken]
+
+    def lose(sender: str, ids: list[int], **kwargs: Any) -> None:
+        if sender in names:
+            done.lost += ids
+
+    signals.lease_lost.connect(lose)
+    try:
+        with mock.patch.object(services, "dead_letter", observed(services.dead_letter, set_aside)):
+            yield done, [_watched(handler, end) for handler in handlers], on_error
+    finally:
+        signals.lease_lost.disconnect(lose)
+
+
+def _watched(handler: Handler, end: Callable[[Sequence[Message], dict[int, BaseException]], None]) -> Handler:
+    def messages_of(argument: Any) -> list[Message]:
+        return argument if handler.batch else [argument]
+
+    def handle(argument: Any) -> dict[int, BaseException]:
+        messages = messages_of(argument)
+        try:
+            errors = call(handler, messages)
+        except BaseException as error:
+            end(messages, {message.id: error for message in messages})
+            raise
+        end(messages, errors)
+        return errors
+
+    async def handle_async(argument: Any) -> dict[int, BaseException]:
+        messages = messages_of(argument)
+        try:
+            errors = errors_in(handler, messages, await handler.function(argument))
+        except BaseException as error:
+            end(messages, {message.id: error for message in messages})
+            raise
+        end(messages, errors)
+        return errors
+
+    return replace(handler, function=handle_async if handler.is_async else handle)
+
+
+def _listed(queue: Queues) -> Sequence[Queue | str]:
+    if queue is None:
+        return []
+    return [queue] if isinstance(queue, (Queue, str)) else queue
+
+
+def _next_delay(names: Sequence[str], alias: str) -> float | None:
+    """Return the seconds until the next delayed message of these queues is due. None: there is none."""
+    waiting = MessageQueueItem.objects.using(alias).filter(queue__in=names, read_after__gt=Now(), read_after__lt=PARKED)
+    first = waiting.order_by("read_after").values_list("read_after", flat=True).first()
+    return None if first is None else max((first - services.now(alias)).total_seconds(), 0.0) + MOMENT

@@ -1,0 +1,68 @@
+"""Faults, to see that a project's code survives them: what production does now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+from django.db.models.functions import Now
+
+from django_pgqueue import services
+from django_pgqueue.conf import settings
+from django_pgqueue.exceptions import QueueNotFound
+from django_pgqueue.models import MessageQueue
+from django_pgqueue.queues import Queue
+from django_pgqueue.testing.names import alias_of, name_of
+
+
+@contextmanager
+def lose_notifications() -> Iterator[list[str]]:
+    """
+    Let no wake-up of this process arrive inside the block, and give the names of queues and topics that lost one.
+
+    Messages are committed all the same: consumers find them when they poll. Live subscribers of a topic miss theirs.
+    """
+    lost: list[str] = []
+
+    def lose_queues(connection: Any, name: str, key: Any) -> None:
+        lost.append(name)
+
+    def lose_topics(topic: str, notification: str, using: str) -> None:
+        lost.append(topic)
+
+    with (
+        mock.patch.object(services, "_notify", lose_queues),
+        mock.patch.object(services, "_notify_topic", lose_topics),
+    ):
+        yield lost
+
+
+def vanish(queue: Queue | str, *, using: str | None = None) -> None:
+    """
+    Delete a queue's row, as somebody does by hand: its messages become orphans.
+
+    What the process believes stays as it is. Outside of a ``TestCase`` a publish to a standing queue then raises
+    ``QueueNotFound``, if the process saw the queue within ``DECLARE_TTL``; inside one, where nothing is committed and
+    so nothing is believed, it makes the queue again. An auto-deleted queue heals. Raises ``QueueNotFound`` where there
+    is no row.
+    """
+    name = name_of(queue)
+    deleted, _ = MessageQueue.objects.using(alias_of(queue, using)).filter(name=name).delete()
+    if not deleted:
+        raise QueueNotFound(name)
+
+
+def reap(queue: Queue | str, *, using: str | None = None) -> None:
+    """
+    Let the reaper remove an auto-deleted queue, as if it had been idle for ``REAP_IDLE_AFTER``.
+
+    Raises ``ValueError`` where the reaper would not: the queue is standing or paused, holds messages, has no row.
+    """
+    name, alias, idle_for = name_of(queue), alias_of(queue, using), settings.REAP_IDLE_AFTER
+    idle_since = Now() - timedelta(seconds=idle_for + 1)
+    MessageQueue.objects.using(alias).filter(name=name).update(last_active=idle_since)
+    if not services.reap_queue(name, idle_for, alias):
+        raise ValueError(f"queue {name!r} is not reaped: it is standing or paused, holds messages, or has no row")

@@ -1,0 +1,97 @@
+"""Handlers that run as soon as what they handle would be committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ContextDecorator, ExitStack
+from typing import Any, Self
+from unittest import mock
+
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.transaction import Atomic
+
+from django_pgqueue import services
+from django_pgqueue.queues import Queue, registered_handlers
+from django_pgqueue.testing.draining import Drained, run
+from django_pgqueue.testing.journal import observed
+from django_pgqueue.testing.names import name_of
+
+
+class immediate(ContextDecorator):
+    """
+    Drain at each publish: a context manager, and a decorator for tests.
+
+    Handlers of these queues (none named: of all that have one) run when the message is published, and inside the
+    ``atomic()`` of the code under test when the outermost such block ends well, which is when a commit would show it
+    to a worker. So they see what they will see then. A block that is rolled back runs nothing. Inside a ``TestCase``
+    that is before any ``on_commit`` hook, for those wait for a commit that does not come.
+
+    It is a drain: through the tables, with each check and each way to settle; so what was ready before is handled as
+    well, and a retry waits for its back-off. An error of a handler does not reach the publisher, as in production;
+    with ``raises`` it does, from ``publish()`` or from the end of the block. As a context manager it gives what became
+    of the messages: see ``Drained``.
+    """
+
+    def __init__(self, *queues: Queue | str, raises: bool = False) -> None:
+        self._names = [name_of(queue) for queue in queues]
+        self._raises = raises
+        self._done = Drained()
+        self._stack = ExitStack()
+        # Aliases on which something was published that no drain has met yet.
+        self._pending: set[str] = set()
+        self._is_draining = False
+
+    def _recreate_cm(self) -> Self:
+        # A decorated test may run more than once.
+        return type(self)(*self._names, raises=self._raises)
+
+    def __enter__(self) -> Drained:
+        for name in ("publish", "publish_many", "publish_to_topic"):
+            publishing = observed(getattr(services, name), lambda call, ids: self._published(call["using"]))
+            self._stack.enter_context(mock.patch.object(services, name, publishing))
+        self._stack.enter_context(mock.patch.object(Atomic, "__exit__", self._following(Atomic.__exit__)))
+        return self._done
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def _published(self, using: str) -> None:
+        self._pending.add(using)
+        self._drain(using)
+
+    def _following(self, leave: Callable[..., None]) -> Callable[..., None]:
+        def leave_and_drain(block: Atomic, error_type: Any, error: Any, traceback: Any) -> None:
+            leave(block, error_type, error, traceback)
+            using = block.using or DEFAULT_DB_ALIAS
+            if using in self._pending:
+                self._drain(using)
+
+        return leave_and_drain
+
+    def _drain(self, using: str) -> None:
+        if self._is_draining or not _shows(using):
+            return
+        self._is_draining = True
+        try:
+            while using in self._pending:
+                self._pending.discard(using)
+                handlers = [each for each in registered_handlers(self._names) if each.queue.using == using]
+                if handlers:
+                    self._add(run(handlers, limit=None, include_delayed=False, raises=self._raises))
+        finally:
+            self._is_draining = False
+
+    def _add(self, done: Drained) -> None:
+        self._done.handled += done.handled
+        self._done.failed += done.failed
+        self._done.dead_lettered += done.dead_lettered
+        self._done.lost += done.lost
+
+
+def _shows(using: str) -> bool:
+    """Tell whether what was written is what a worker would see: no block is open but those of a TestCase."""
+    connection = connections[using]
+    blocks = connection.atomic_blocks
+    return all(getattr(block, "_from_testcase", False) for block in blocks) and (
+        bool(blocks) or connection.get_autocommit()
+    )

@@ -1,0 +1,269 @@
+"""
+What was published, also when it was handled since.
+
+A message that was handled is gone from the tables, so what this process publishes is noted as it happens, with the
+transaction that wrote it and the file that the table was then. Whether it still counts is for the database to say: not
+when the transaction, or the savepoint, was rolled back, nor when the table was emptied.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
+
+from django.db import connections
+
+from django_pgqueue import services
+from django_pgqueue.message import decode
+from django_pgqueue.models import TopicBinding
+from django_pgqueue.queues import Queue
+from django_pgqueue.testing.names import alias_of, name_of
+
+# Messages with the transaction that inserted each, and the table's file.
+# A retry and a move to a dead-letter queue write a due time of their own.
+MESSAGES = """
+SELECT id, coalesce(dead_letter_path ->> 0, queue_id, orphaned_from), payload::text, headers::text,
+       extract(epoch FROM due - published_at)::float8,
+       extract(epoch FROM expires_at - due)::float8,
+       xmin::text::bigint, pg_relation_filenode('django_pgqueue_messagequeueitem'::regclass)
+FROM (SELECT *, xmin, coalesce(CASE WHEN delivery_count = 0 AND dead_lettered_at IS NULL THEN read_after END,
+                               published_at) AS due
+      FROM django_pgqueue_messagequeueitem) AS item
+"""
+THESE = MESSAGES + "WHERE id = ANY (%s::bigint[]) ORDER BY id"
+SINCE = MESSAGES + "WHERE id > %s ORDER BY id"
+
+# What became of transactions, subtransactions too. A row holds the lower half of their numbers.
+FATES = """
+WITH next AS (
+    SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS xid
+), noted AS (
+    SELECT xmin, (next.xid >> 32 << 32) + xmin AS xid, next.xid AS next_xid
+    FROM unnest(%s::bigint[]) AS noted (xmin), next
+)
+SELECT xmin, pg_xact_status((CASE WHEN xid - next_xid > 2147483648 THEN xid - 4294967296 ELSE xid END)::text::xid8)
+FROM noted
+"""
+FILE = "SELECT pg_relation_filenode('django_pgqueue_messagequeueitem'::regclass)"
+
+MARK = """
+SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('django_pgqueue_messagequeueitem', 'id')::regclass), 0)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A message as it was published. ``payload`` and ``headers`` are what a handler gets."""
+
+    id: int
+    queue: str
+    payload: Any
+    headers: dict[str, Any]
+    #: Seconds until it was due.
+    delay: float = 0.0
+    #: Seconds from then to its expiry. None: never.
+    ttl: float | None = None
+
+
+class Entry(NamedTuple):
+    """A message that this process published, and what tells whether that still counts."""
+
+    message: Published
+    using: str
+    #: The transaction. None: committed, and handled at once.
+    xmin: int | None
+    file: int | None
+
+
+_journal: list[Entry] = []
+_lock = threading.Lock()
+
+
+def mark(using: str | None = None) -> int:
+    """Return a mark: what is published from now on comes after it."""
+    ((last,),) = _rows(alias_of(None, using), MARK)
+    return int(last)
+
+
+def published(queue: Queue | str | None = None, *, since: int = 0, using: str | None = None) -> list[Published]:
+    """
+    Return what was published to a queue (None: to any) and was not rolled back, in order.
+
+    Since the tables were last empty, which for a ``TestCase`` is its beginning, or after ``since`` (see ``mark()``).
+    Copies of a topic's messages are among them, and what plain SQL inserted, as long as it is there. Handled, delayed,
+    expired, dead: whatever became of a message since. ``using``: database alias (None: the queue's).
+    """
+    alias = alias_of(queue, using)
+    found = {message.id: message for message, *_ in map(_entry_of, _rows(alias, SINCE, [since]))}
+    # Noted as it was published, not as it is by now.
+    found |= {entry.message.id: entry.message for entry in _valid(alias) if entry.message.id > since}
+    name = None if queue is None else name_of(queue)
+    return [found[id] for id in sorted(found) if name is None or found[id].queue == name]
+
+
+@contextmanager
+def capture_published(using: str | None = None) -> Iterator[Captured]:
+    """
+    Give the messages that are published inside the block, to any queue, in order.
+
+    A sequence of ``Published``, to be looked at inside the block and after it. They need not be committed; what was
+    rolled back, by a savepoint too, is not in it.
+    """
+    captured = Captured(alias_of(None, using))
+    yield captured
+    captured.end()
+
+
+class Captured(Sequence[Published]):
+    """What ``capture_published()`` gives."""
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._since = mark(using)
+        self._ended: list[Published] | None = None
+
+    def end(self) -> None:
+        """Capture no more."""
+        self._ended = self._messages()
+
+    def to(self, queue: Queue | str) -> list[Published]:
+        """Return those that were published to this queue."""
+        return [message for message in self._messages() if message.queue == name_of(queue)]
+
+    @property
+    def payloads(self) -> list[Any]:
+        """The payloads, in order."""
+        return [message.payload for message in self._messages()]
+
+    def _messages(self) -> list[Published]:
+        return published(since=self._since, using=self._using) if self._ended is None else self._ended
+
+    @overload
+    def __getitem__(self, index: int) -> Published: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Published]: ...
+
+    def __getitem__(self, index: int | slice) -> Published | list[Published]:
+        return self._messages()[index]
+
+    def __len__(self) -> int:
+        return len(self._messages())
+
+    def __repr__(self) -> str:
+        return repr(self._messages())
+
+
+def _entry_of(row: tuple[Any, ...]) -> tuple[Published, int, int]:
+    id, queue, payload, headers, delay, ttl, xmin, file = row
+    return Published(id, queue, decode(payload), decode(headers), delay, ttl), xmin, file
+
+
+def _rows(using: str, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """Run a statement round Django's cursors: a test may count or log what goes through these."""
+    connection = connections[using]
+    connection.ensure_connection()
+    with connection.wrap_database_errors:
+        rows: list[tuple[Any, ...]] = connection.connection.execute(statement, params or None).fetchall()
+    return rows
+
+
+def _valid(using: str) -> list[Entry]:
+    """Return what still counts, and forget the rest."""
+    with _lock:
+        noted = [entry for entry in _journal if entry.using == using]
+        if not noted:
+            return []
+        ((file,),) = _rows(using, FILE)
+        numbers = ",".join({str(entry.xmin) for entry in noted if entry.xmin is not None})
+        fates = dict(_rows(using, FATES, [f"{{{numbers}}}"]))
+        valid = [entry for entry in noted if entry.file == file and fates.get(entry.xmin) != "aborted"]
+        _journal[:] = [entry for entry in _journal if entry.using != using] + valid
+    return valid
+
+
+# --- Noting ---------------------------------------------------------------------------------------
+
+
+def observed(function: Callable[..., Any], observe: Callable[[dict[str, Any], Any], object]) -> Callable[..., Any]:
+    """Return the function, followed by a call of ``observe`` with its arguments by name, and its result."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        observe(bound.arguments, result)
+        return result
+
+    return call
+
+
+def _note(using: str, ids: Sequence[int], guess: Callable[[], Sequence[Published]]) -> None:
+    """Note these messages; what others have taken already is as ``guess`` makes it of the call."""
+    if not ids:
+        return
+    rows = _rows(using, THESE, [f"{{{','.join(map(str, ids))}}}"])
+    ((file,),) = _rows(using, FILE)
+    entries = {
+        id: Entry(message, using, xmin, file) for message, xmin, _ in map(_entry_of, rows) for id in [message.id]
+    }
+    if len(entries) < len(ids):
+        entries |= {each.id: Entry(each, using, None, file) for each in guess() if each.id not in entries}
+    with _lock:
+        _journal.extend(entries.values())
+
+
+def _note_publish(call: dict[str, Any], id: int) -> None:
+    outgoing = call["outgoing"]
+    told = {"delay": outgoing.delay, "expires_in": outgoing.expires_in, "headers": outgoing.headers}
+    name = call["declaration"].name
+    _note(call["using"], [id], lambda: _guess([id], [name], [decode(outgoing.payload)], **told))
+
+
+def _note_publish_many(call: dict[str, Any], ids: list[int]) -> None:
+    def guess() -> list[Published]:
+        payloads = [payload for chunk in call["chunks"] for payload in decode(chunk)]
+        told = {key: call[key] for key in ("headers", "delay", "expires_in")}
+        return _guess(ids, [call["declaration"].name] * len(ids), payloads, **told)
+
+    _note(call["using"], ids, guess)
+
+
+def _note_publish_to_topic(call: dict[str, Any], ids: list[int]) -> None:
+    def guess() -> list[Published]:
+        bindings = TopicBinding.objects.using(call["using"]).filter(topic=call["topic"]).order_by("queue")
+        # More of them than copies: those of queues that nobody has used for long got none, and which is not known.
+        queues = [binding.queue for binding in bindings]
+        payloads = [decode(call["payload"])] * len(ids)
+        return _guess(ids, queues, payloads, headers=call["headers"], delay=None, expires_in=call["ttl"])
+
+    _note(call["using"], ids, guess)
+
+
+def _guess(
+    ids: Sequence[int],
+    queues: Sequence[str],
+    payloads: Sequence[Any],
+    *,
+    headers: str,
+    delay: float | None,
+    expires_in: float | None,
+) -> list[Published]:
+    delay = delay or 0.0
+    ttl = None if expires_in is None else expires_in - delay
+    return [
+        Published(id, queue, payload, decode(headers), delay, ttl)
+        for id, queue, payload in zip(ids, queues, payloads, strict=False)
+    ]
+
+
+services.publish = observed(services.publish, _note_publish)
+services.publish_many = observed(services.publish_many, _note_publish_many)
+services.publish_to_topic = observed(services.publish_to_topic, _note_publish_to_topic)

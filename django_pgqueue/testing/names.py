@@ -1,0 +1,20 @@
+"""Which queue is meant, and where it is."""
+
+from __future__ import annotations
+
+from django_pgqueue.conf import database_alias
+from django_pgqueue.queues import Queue, find_queue
+
+
+def name_of(queue: Queue | str) -> str:
+    """Return the name of a queue, given as itself or by name."""
+    return queue.name if isinstance(queue, Queue) else queue
+
+
+def alias_of(queue: Queue | str | None, using: str | None) -> str:
+    """Return the database alias: ``using`` if given, else the queue's, else that of the settings."""
+    if using is None and isinstance(queue, str):
+        queue = find_queue(queue)
+    if using is None and isinstance(queue, Queue):
+        return queue.using
+    return database_alias(using)
