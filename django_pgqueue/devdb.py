@@ -2,7 +2,8 @@
 A PostgreSQL server for development and tests, started from binaries found on the machine.
 
 `database_url()` is what `manage.py` calls: the server's data persists between runs, and the last
-process that uses it takes the server down. `throwaway()` is what the tests call.
+process that uses it takes the server down. `throwaway()` is what the tests call, `test_database()`
+what the test settings of any project call.
 
 How it holds together:
 
@@ -85,6 +86,81 @@ def throwaway(*, durable: bool = False, options: Mapping[str, str] | None = None
     They are removed, too, when this process is killed. The arguments are `DevCluster`'s, but
     not durable unless asked for: that is faster, and safe as long as the machine does not crash.
     """
+    cluster = _make_throwaway(durable=durable, options=options)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()
+
+
+# The servers of `test_database()`, held until this process ends. Its children find the first by the variable.
+_test_servers: list["DevCluster"] = []
+TEST_SERVER = "PGQUEUE_TEST_SERVER"
+
+
+def test_database(name: str = "postgres", *, options: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """
+    Return an entry for Django's `DATABASES`, on a PostgreSQL server of the tests' own.
+
+        DATABASES = {"default": test_database()}
+
+    For test settings. The server is started by the first call, is empty, and is not durable; it goes, with its data,
+    when this process has ended and all those that this one started and that call this too (workers of pytest-xdist, of
+    `manage.py test --parallel`): they use the same server. Root and others alike; the binaries are those that
+    `find_pg_bindir()` finds, of the package's extra `embedded`, say. With `DATABASE_URL` in the environment nothing is
+    started: the entry is of that database.
+
+    `name`: the database, of which Django's test runner makes `test_NAME`; it is made if it is not there. `options`:
+    settings of the server. Raise `DevDBError` when no server can be started.
+    """
+    if url := os.environ.get("DATABASE_URL"):
+        return _django_database(url)
+    if not _test_servers:
+        _test_servers.append(_shared_test_server(options))
+    server = _test_servers[0]
+    if name != "postgres":
+        _make_database(server.url, name)
+    return {**_django_database(server.url), "NAME": name}
+
+
+# pytest would collect it where a test module imports it.
+test_database.__test__ = False  # type: ignore[attr-defined]
+
+
+def _shared_test_server(options: Mapping[str, str] | None) -> "DevCluster":
+    """Return the server of a parent process, held here too, or else a new one that children will find."""
+    if home := os.environ.get(TEST_SERVER):
+        cluster = DevCluster(Path(home))
+        # Gone, its folder is not to be made again: what is there was made by a throw-away server.
+        with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
+            cluster.hold(remove=True, create=False)
+            if cluster.pid is not None:
+                return cluster
+            cluster.release()
+    cluster = _make_throwaway(durable=False, options=options)
+    cluster.start()
+    os.environ[TEST_SERVER] = str(cluster.home)
+    return cluster
+
+
+def _django_database(url: str) -> dict[str, Any]:
+    from psycopg.conninfo import conninfo_to_dict  # not at the top: the keeper needs none
+
+    parts: dict[str, Any] = dict(conninfo_to_dict(url))
+    keys = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
+    found = {key: str(parts.pop(part, "")) for part, key in keys.items()}
+    return {"ENGINE": "django.db.backends.postgresql", **found, "OPTIONS": parts}
+
+
+def _make_database(url: str, name: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection, contextlib.suppress(psycopg.errors.DuplicateDatabase):
+        connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(name)))
+
+
+def _make_throwaway(*, durable: bool, options: Mapping[str, str] | None) -> "DevCluster":
     shared = _shared_folder()
     # Under a lock, so that no run takes a folder that another has made and not yet locked.
     with _locked(shared / "throwaway.lock"):
@@ -93,11 +169,7 @@ def throwaway(*, durable: bool = False, options: Mapping[str, str] | None = None
         folder = Path(tempfile.mkdtemp(prefix="throwaway-", dir=shared))
         cluster = DevCluster(folder, durable=durable, options=options)
         cluster.hold(remove=True)
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.remove()
+    return cluster
 
 
 def find_pg_bindir() -> Path:
@@ -240,15 +312,17 @@ class DevCluster:
         shutil.rmtree(self.home, ignore_errors=True)
         self.release()
 
-    def hold(self, *, remove: bool = False) -> None:
+    def hold(self, *, remove: bool = False, create: bool = True) -> None:
         """
         Keep the server, once it runs, until this process ends or calls `release()`.
 
         When the last holder has gone, by whatever way, a keeper process stops the server, and
-        with `remove` deletes the cluster. Waits while such a stop is under way.
+        with `remove` deletes the cluster. Waits while such a stop is under way. Without `create` raise
+        `FileNotFoundError` where there is no cluster.
         """
-        self._make_home()
-        self._holds.append(_lock(self.home / "users.lock", fcntl.LOCK_SH))
+        if create:
+            self._make_home()
+        self._holds.append(_lock(self.home / "users.lock", fcntl.LOCK_SH, create=create))
         subprocess.run(
             # By path, because the package's own imports are of no use there; -P keeps the
             # package's modules from hiding others of the same name.
