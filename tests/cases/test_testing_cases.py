@@ -1,4 +1,4 @@
-"""Real failures of other systems inside test suites: B112 and B114, as far as there is something to test with."""
+"""Real failures of other systems inside test suites: B112 and B114."""
 
 import datetime
 import decimal
@@ -12,10 +12,12 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import TestCase
 
-from django_pgqueue import PayloadError, Queue, services
+from django_pgqueue import PayloadError, Queue, Topic, services
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.testing import capture_published, immediate, published
+from django_pgqueue.testing import drain as drain_registered
 from tests.databases import database
 from tests.support import connect, make_queue, payloads, second_session
 from tests.workers import ROOT, environment
@@ -154,11 +156,37 @@ ARRIVES = {
     "null": (None, None),
     "big number": (2**80, 2**80),
     "float": (0.1, 0.1),
+    # PostgreSQL writes it out, and so it comes back as a whole number.
+    "long float": (1e22, 10**22),
     "empty": ({}, {}),
 }
 WAYS = {
     "publish": lambda queue, payload: queue.publish(payload),
     "publish_many": lambda queue, payload: queue.publish_many([payload]),
+}
+
+
+def in_immediate_mode(queue: Queue, payload) -> None:
+    with immediate(queue):
+        queue.publish(payload)
+
+
+def in_immediate_mode_in_a_block(queue: Queue, payload) -> None:
+    with immediate(queue), transaction.atomic():
+        queue.publish_many([payload])
+
+
+def captured_topic(queue: Queue, payload) -> None:
+    Topic("topic").bind(queue)
+    with capture_published():
+        Topic("topic").publish(payload)
+
+
+# Each way into a queue that a test has: what a helper offers, too, leads through the same checks.
+HELPED = {
+    "immediate": in_immediate_mode,
+    "immediate in a block": in_immediate_mode_in_a_block,
+    "captured topic": captured_topic,
 }
 
 
@@ -184,6 +212,87 @@ def test_b114_a_test_in_a_transaction_refuses_what_production_refuses(way, paylo
 def test_b114_as_does_a_test_that_commits(way, payload):
     """The other kind of test, and production."""
     refuses(way, payload)
+
+
+@in_transaction
+@pytest.mark.parametrize("way", HELPED)
+@pytest.mark.parametrize("payload", REFUSED.values(), ids=REFUSED)
+def test_b114_no_helper_accepts_what_production_refuses(way, payload):
+    """Inside a TestCase; nothing is published, nothing is handled, and the transaction is usable."""
+    helped_refuses(way, payload)
+
+
+@committed
+@pytest.mark.parametrize("way", HELPED)
+@pytest.mark.parametrize("payload", REFUSED.values(), ids=REFUSED)
+def test_b114_nor_does_one_that_commits(way, payload):
+    """Outside of one."""
+    helped_refuses(way, payload)
+
+
+def helped_refuses(way, payload) -> None:
+    queue, seen = Queue("work"), []
+    queue.handler(lambda message: seen.append(message))
+    with capture_published() as captured, pytest.raises(PayloadError):
+        HELPED[way](queue, payload)
+    assert not MessageQueueItem.objects.exists()
+    assert list(captured) == published() == seen == []
+
+
+@in_transaction
+@pytest.mark.parametrize("way", [*WAYS, *HELPED])
+@pytest.mark.parametrize("kind", ["sync", "async", "batch"])
+@pytest.mark.parametrize(("payload", "as_what"), ARRIVES.values(), ids=ARRIVES)
+def test_b114_a_payload_arrives_as_in_production_whatever_the_helper(way, kind, payload, as_what):
+    """What a handler gets, and what is said to have been published, has the types that a worker sees."""
+    helped_arrives(way, kind, payload, as_what)
+
+
+@committed
+@pytest.mark.parametrize("way", [*WAYS, *HELPED])
+@pytest.mark.parametrize(("payload", "as_what"), ARRIVES.values(), ids=ARRIVES)
+def test_b114_as_it_does_where_a_test_commits(way, payload, as_what):
+    """By worker threads."""
+    helped_arrives(way, "sync", payload, as_what)
+
+
+def helped_arrives(way, kind, payload, as_what) -> None:
+    queue, seen = Queue("work"), []
+
+    async def see_async(message) -> None:
+        seen.append(message.payload)
+
+    handlers = {
+        "sync": lambda message: seen.append(message.payload),
+        "async": see_async,
+        "batch": lambda messages: seen.extend(message.payload for message in messages),
+    }
+    queue.handler(handlers[kind], batch=3 if kind == "batch" else None)
+    {**WAYS, **HELPED}[way](queue, payload)
+    drain_registered(queue, raises=True)
+    for values in (seen, [message.payload for message in published(queue)]):
+        (arrived,) = values
+        assert arrived == as_what and type(arrived) is type(as_what)
+
+
+@in_transaction
+def test_b114_hooks_on_commit_and_the_helpers_work_together():
+    """A message is there before any hook; in immediate mode its handler too, when the block ends."""
+    queue, order = Queue("work"), []
+    queue.handler(lambda message: order.append(message.payload))
+    with TestCase.captureOnCommitCallbacks(execute=True):
+        with immediate(), transaction.atomic():
+            transaction.on_commit(lambda: order.append("hook"))
+            queue.publish("message")
+        assert order == ["message"]
+        with capture_published() as captured:
+            transaction.on_commit(lambda: queue.publish("of a hook"))
+    assert order == ["message", "hook"]
+    # Published when the hooks ran, after the block of the capture.
+    assert list(captured) == []
+    assert [message.payload for message in published(queue)] == ["message", "of a hook"]
+    drain_registered()
+    assert order[2:] == ["of a hook"]
 
 
 def arrives(payload, as_what, take) -> None:
