@@ -25,6 +25,7 @@ from tests import (
     mutants_operating,
     mutants_seeing,
     mutants_speed,
+    mutants_testing,
     mutants_topics,
 )
 from tests.mutants_list import Mutant
@@ -36,6 +37,17 @@ COPIED = ("django_pgqueue", "example_project", "tests", "docs", "manage.py", "de
 TIMEOUT = 300
 # pytest's exit statuses: https://docs.pytest.org/en/stable/reference/exit-codes.html
 PASSED, FAILED = 0, 1
+
+
+MODULES = (
+    mutants_list,
+    mutants_operating,
+    mutants_topics,
+    mutants_letters,
+    mutants_speed,
+    mutants_seeing,
+    mutants_testing,
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +122,7 @@ def main() -> int:
     options = parser.parse_args()
     mutants = [
         mutant
-        for module in (mutants_list, mutants_operating, mutants_topics, mutants_letters, mutants_speed, mutants_seeing)
+        for module in MODULES
         for mutant in module.MUTANTS
         if not options.words or any(word in f"{mutant.promise} {mutant.change}" for word in options.words)
     ]

@@ -441,6 +441,25 @@ def test_a_handler_that_fails_in_sql_leaves_the_tests_transaction_as_it_was(orde
 
 
 @in_transaction
+def test_a_statement_that_fails_in_an_atomic_handler_ends_its_transaction(orders):
+    """As in a worker, where it runs inside atomic(): catching the error does not help."""
+    seen: list = []
+
+    @orders.handler(ack="atomic")
+    def handle(message: Message) -> None:
+        with pytest.raises(DatabaseError):
+            fetch("SELECT 1 / 0")
+        with pytest.raises(DatabaseError):
+            Group.objects.count()
+        seen.append(message.payload)
+
+    orders.publish(1)
+    done = drain(orders)
+    assert seen == [1] and done.handled == [] and "current transaction is aborted" in str(done.error())
+    assert payloads("orders") == [1]
+
+
+@in_transaction
 def test_a_handler_that_catches_an_error_of_sql_goes_on_as_in_a_worker(orders):
     """A statement that fails harms no other; its own atomic() is a transaction of its own."""
 

@@ -106,13 +106,14 @@ def run(handlers: Sequence[Handler], *, limit: int | None, include_delayed: bool
     """Drain with these handlers. See ``drain()``."""
     most = MOST if limit is None else check_count(limit, "limit")
     alias, names = handlers[0].queue.using, [handler.queue.name for handler in handlers]
-    with watching(handlers) as (done, watched, stop_at_error):
+    with watching(handlers) as watch:
+        done = watch.done
         while done.deliveries < most:
             # One at a time where the first error ends it: what is held beyond that would be handled.
             alone = {"concurrency": 1, "prefetch": 1} if raises else {}
-            consumer = Consumer(watched, drain=True, max_messages=most - done.deliveries, **alone)
+            consumer = Consumer(watch.handlers, drain=True, max_messages=most - done.deliveries, **alone)
             if raises:
-                stop_at_error.append(consumer.stop)
+                watch.on_error.append(consumer.stop)
             consumer.run()
             if raises and (error := done.error()):
                 raise error
@@ -126,41 +127,61 @@ def run(handlers: Sequence[Handler], *, limit: int | None, include_delayed: bool
 
 
 @contextmanager
-def watching(
-    handlers: Sequence[Handler],
-) -> Iterator[tuple[Drained, list[Handler], list[Callable[[], object]]]]:
-    """Give what becomes of messages, handlers that tell it, and a list of what to call at the first error."""
-    done = Drained()
-    on_error: list[Callable[[], object]] = []
-    names = {handler.queue.name for handler in handlers}
-    lock = threading.Lock()
-
-    def end(messages: Sequence[Message], errors: dict[int, BaseException]) -> None:
-        with lock:
-            done.handled += [message for message in messages if message.id not in errors]
-            done.failed += [Failure(message, errors[message.id]) for message in messages if message.id in errors]
-        if done.error():
-            for stop in on_error:
-                stop()
-
-    def set_aside(call: dict[str, Any], taken: list[int]) -> None:
-        declaration, reasons = call["declaration"], call["reasons"]
-        if isinstance(reasons, str):
-            reasons = [reasons] * len(call["ids"])
-        reason_of = dict(zip(call["ids"], reasons, strict=True))
-        if declaration.name in names:
-            done.dead_lettered += [DeadLetter(id, declaration.name, reason_of[id]) for id in taken]
-
-    def lose(sender: str, ids: list[int], **kwargs: Any) -> None:
-        if sender in names:
-            done.lost += ids
-
-    signals.lease_lost.connect(lose)
+def watching(handlers: Sequence[Handler]) -> Iterator[Watch]:
+    """Give what becomes of the messages that these handlers get, and handlers that tell it."""
+    watch = Watch(handlers)
+    signals.lease_lost.connect(watch.lose)
+    signals.message_failed.connect(watch.fail)
     try:
-        with mock.patch.object(services, "dead_letter", observed(services.dead_letter, set_aside)):
-            yield done, [_watched(handler, end) for handler in handlers], on_error
+        with mock.patch.object(services, "dead_letter", observed(services.dead_letter, watch.set_aside)):
+            yield watch
     finally:
-        signals.lease_lost.disconnect(lose)
+        signals.lease_lost.disconnect(watch.lose)
+        signals.message_failed.disconnect(watch.fail)
+
+
+class Watch:
+    """What becomes of messages, as it is told from whatever thread."""
+
+    def __init__(self, handlers: Sequence[Handler]) -> None:
+        self.done = Drained()
+        #: Called when there is a first error.
+        self.on_error: list[Callable[[], object]] = []
+        self.handlers = [_watched(handler, self.end) for handler in handlers]
+        self._names = {handler.queue.name for handler in handlers}
+        self._lock = threading.Lock()
+
+    def end(self, messages: Sequence[Message], errors: dict[int, BaseException]) -> None:
+        """A handler has ended, with these errors by id."""
+        with self._lock:
+            self.done.handled += [message for message in messages if message.id not in errors]
+            self.done.failed += [Failure(each, errors[each.id]) for each in messages if each.id in errors]
+        self._heed()
+
+    def fail(self, sender: str, message: Message, error: str, **kwargs: Any) -> None:
+        """A delivery failed: news where its handler had ended well, as when the commit of ack="atomic" fails."""
+        with self._lock:
+            if message in self.done.handled:
+                self.done.handled.remove(message)
+                self.done.failed.append(Failure(message, RuntimeError(error)))
+        self._heed()
+
+    def set_aside(self, call: dict[str, Any], taken: list[int]) -> None:
+        """Messages were dead-lettered, by this call."""
+        name, ids, reasons = call["declaration"].name, call["ids"], call["reasons"]
+        reason_of = dict(zip(ids, [reasons] * len(ids) if isinstance(reasons, str) else reasons, strict=True))
+        if name in self._names:
+            self.done.dead_lettered += [DeadLetter(id, name, reason_of[id]) for id in taken]
+
+    def lose(self, sender: str, ids: list[int], **kwargs: Any) -> None:
+        """Leases were lost."""
+        if sender in self._names:
+            self.done.lost += ids
+
+    def _heed(self) -> None:
+        if self.done.error():
+            for stop in self.on_error:
+                stop()
 
 
 def _watched(handler: Handler, end: Callable[[Sequence[Message], dict[int, BaseException]], None]) -> Handler:

@@ -90,8 +90,10 @@ def live_consumer(
         raise RuntimeError("a live consumer sees only what is committed: use TransactionTestCase, or drain()")
     names: Sequence[str] = [name_of(queue) for queue in queues]
     handlers = [handler for handler in registered_handlers(names) if handler.queue.using == alias]
-    with watching(handlers) as (done, watched, _):
-        live = LiveConsumer(Consumer(watched, concurrency=concurrency, prefetch=prefetch, grace=GRACE), done)
+    with watching(handlers) as watch:
+        live = LiveConsumer(
+            Consumer(watch.handlers, concurrency=concurrency, prefetch=prefetch, grace=GRACE), watch.done
+        )
         try:
             live.start()
             yield live
