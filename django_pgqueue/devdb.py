@@ -121,7 +121,8 @@ def test_database(name: str = "postgres", *, options: Mapping[str, str] | None =
     server = _test_servers[0]
     if name != "postgres":
         _make_database(server.url, name)
-    return {**_django_database(server.url), "NAME": name}
+    # The port is said, lest PGPORT is taken for it.
+    return {**_django_database(server.url), "NAME": name, "PORT": server.options["port"]}
 
 
 # pytest would collect it where a test module imports it.
@@ -156,7 +157,8 @@ def _django_database(url: str) -> dict[str, Any]:
 def _make_database(url: str, name: str) -> None:
     import psycopg
 
-    with psycopg.connect(url, autocommit=True) as connection, contextlib.suppress(psycopg.errors.DuplicateDatabase):
+    is_there = psycopg.errors.DuplicateDatabase
+    with psycopg.connect(url, port=5432, autocommit=True) as connection, contextlib.suppress(is_there):
         connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(name)))
 
 

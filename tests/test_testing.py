@@ -394,12 +394,12 @@ def test_a_drain_in_a_broken_transaction_is_an_error(orders):
     orders.handler(lambda message: None)
     orders.publish(1)
     pid = connection.connection.info.backend_pid
-    sid = transaction.savepoint()
+    fetch("SAVEPOINT before")
     with pytest.raises(DatabaseError):
         fetch("SELECT 1 / 0")
     with pytest.raises(DatabaseError):
         drain(orders)
-    transaction.savepoint_rollback(sid)
+    connection.connection.execute("ROLLBACK TO SAVEPOINT before")
     assert drain(orders).deliveries == 1 and connection.connection.info.backend_pid == pid
 
 
