@@ -53,6 +53,14 @@ MUTANTS = (
     ),
     Mutant(
         PUBLISHED,
+        "the journal grows for ever",
+        "testing/journal.py",
+        "    if is_long:\n",
+        "    if False:\n",
+        (f"{HELPERS}::test_the_journal_of_a_suite_that_never_asks_does_not_grow",),
+    ),
+    Mutant(
+        PUBLISHED,
         "it is asked through Django's cursors",
         "testing/journal.py",
         "        rows: list[tuple[Any, ...]] = connection.connection.execute(statement, params or None).fetchall()\n",

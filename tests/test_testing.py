@@ -21,6 +21,7 @@ from django_pgqueue.testing import (
     capture_published,
     drain,
     immediate,
+    journal,
     lapse_lease,
     live_consumer,
     lose_notifications,
@@ -201,6 +202,19 @@ def test_what_others_have_taken_already_is_known(orders):
         (3, {}, 1.0, None),
         (4, {}, 0.0, 9.0),
     ]
+
+
+@committed
+def test_the_journal_of_a_suite_that_never_asks_does_not_grow(orders, monkeypatch):
+    """What a flush or a rollback took is forgotten on the way."""
+    monkeypatch.setattr(journal, "MOST_NOTED", 5)
+    for number in range(20):
+        with pytest.raises(Undone), transaction.atomic():
+            orders.publish(number)
+            raise Undone
+    assert len(journal._journal) <= 6
+    orders.publish("kept")
+    assert [each.payload for each in published()] == ["kept"]
 
 
 # --- Assertions ---
@@ -540,12 +554,13 @@ def test_a_handler_runs_when_its_message_would_be_committed(orders, kind):
 
 
 @both
-def test_what_a_handler_publishes_is_handled_too(orders, kind):
+@pytest.mark.parametrize("ack", ["late", "atomic"])
+def test_what_a_handler_publishes_is_handled_too(orders, kind, ack):
     """In its turn, not inside the handler."""
     others = Queue("others")
     order: list = []
 
-    @orders.handler(ack="atomic")
+    @orders.handler(ack=ack)
     def first(message: Message) -> None:
         others.publish(message.payload)
         order.append("first ends")
