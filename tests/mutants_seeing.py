@@ -10,11 +10,13 @@ FOUND = "what is wrong is found, and nothing else"
 COUNTED = "what is counted happened"
 ALLOWED = "in the admin one does what one may, and it is written down"
 TOLD = "a minute tells what became of messages"
+CELERY = "a task of Celery's is a message like any other"
 PROBED = "a probe is told the truth"
 WRITTEN = "the reference says what the code does"
 
 DIAGNOSIS = "tests/test_diagnosis.py"
 REFERENCE = "tests/test_reference.py"
+TRANSPORT = "tests/test_celery_transport.py"
 
 MUTANTS = (
     Mutant(
@@ -223,5 +225,93 @@ MUTANTS = (
         "queue__isnull=False, dead_lettered_at__isnull=True).exclude(",
         "queue__isnull=False).exclude(",
         (f"{REFERENCE}::test_each_message_is_in_the_state_of_its_condition_and_in_no_other",),
+    ),
+    Mutant(
+        CELERY,
+        "an ETA is for the worker to wait for",
+        "celery_transport.py",
+        "delay=delay_of(message), ",
+        "delay=0, ",
+        (f"{TRANSPORT}::test_an_eta_is_a_delay_of_the_message",),
+    ),
+    Mutant(
+        CELERY,
+        "a task that reaches no queue is forgotten",
+        "celery_transport.py",
+        "        if not (reached or is_transient or is_fanout):\n",
+        "        if reached is None:\n",
+        (f"{TRANSPORT}::test_a_task_that_would_reach_nobody_is_refused",),
+    ),
+    Mutant(
+        CELERY,
+        "a transient task is told to those who listen only",
+        "celery_transport.py",
+        "        names = () if is_fanout else",
+        "        names = () if is_fanout or is_transient else",
+        (f"{TRANSPORT}::test_a_transient_task_has_a_row_too",),
+    ),
+    Mutant(
+        CELERY,
+        "a worker claims more than its prefetch",
+        "celery_transport.py",
+        "        return most - sum(len(feed.held) for feed in list(self.feeds.values()))\n",
+        "        return most\n",
+        (f"{TRANSPORT}::test_a_worker_holds_what_its_prefetch_allows_and_gives_it_back",),
+    ),
+    Mutant(
+        CELERY,
+        "a worker that ends keeps what it holds",
+        "celery_transport.py",
+        "        for tag in list(self.held):\n            self.settle(tag, RELEASE)\n",
+        "",
+        (f"{TRANSPORT}::test_a_worker_holds_what_its_prefetch_allows_and_gives_it_back",),
+    ),
+    Mutant(
+        CELERY,
+        "leases are not extended for long",
+        "celery_transport.py",
+        "timeout=MAX_SECONDS)",
+        "timeout=1)",
+        (f"{TRANSPORT}::test_what_takes_longer_than_a_lease_runs_once",),
+    ),
+    Mutant(
+        CELERY,
+        "a refused task is done",
+        "celery_transport.py",
+        'lambda feed, held: Outcome("reject", "rejected")',
+        "lambda feed, held: ACK",
+        (f"{TRANSPORT}::test_a_task_that_kills_its_process_and_one_that_is_refused_are_dead_letters",),
+    ),
+    Mutant(
+        CELERY,
+        "a requeued task does not count",
+        "celery_transport.py",
+        'return Outcome("nack", "requeued by its worker", feed.queue.retry_delay(held.message))',
+        "return RELEASE",
+        (f"{TRANSPORT}::test_a_task_that_kills_its_process_and_one_that_is_refused_are_dead_letters",),
+    ),
+    Mutant(
+        CELERY,
+        "a broadcast is for live subscribers",
+        "celery_transport.py",
+        "            self.connection.topic(exchange).bind(self.connection.queue(queue))\n",
+        "            pass\n",
+        (f"{TRANSPORT}::test_a_broadcast_reaches_each_worker_once",),
+    ),
+    Mutant(
+        CELERY,
+        "a broken connection stays",
+        "celery_transport.py",
+        "        connections[self.using].close_if_unusable_or_obsolete()\n",
+        "",
+        (f"{TRANSPORT}::test_an_outage_costs_a_worker_nothing",),
+    ),
+    Mutant(
+        CELERY,
+        "a worker that cannot claim sits there",
+        "celery_transport.py",
+        "            raise self.error\n",
+        "            return False\n",
+        (f"{TRANSPORT}::test_a_worker_without_the_tables_ends",),
     ),
 )

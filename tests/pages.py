@@ -66,7 +66,7 @@ PORT = re.compile(r"(?<=-port )\d{4}\b|(?<=localhost:)\d{4}\b")
 
 # These run until they are told to stop.
 ENDLESS = re.compile(
-    r"consume_queues(?!.*(--drain|--max-messages))|heartbeat_queues(?!.*--once)|runserver|--watch|reap_queues.*--interval"
+    r"consume_queues(?!.*(--drain|--max-messages))|heartbeat_queues(?!.*--once)|runserver|--watch|reap_queues.*--interval|celery .*worker"
 )
 
 
