@@ -66,7 +66,8 @@ PORT = re.compile(r"(?<=-port )\d{4}\b|(?<=localhost:)\d{4}\b")
 
 # These run until they are told to stop.
 ENDLESS = re.compile(
-    r"consume_queues(?!.*(--drain|--max-messages))|heartbeat_queues(?!.*--once)|runserver|--watch|reap_queues.*--interval|celery .*worker"
+    r"consume_queues(?!.*(--drain|--max-messages))|heartbeat_queues(?!.*--once)|runserver|--watch"
+    r"|reap_queues.*--interval|celery .*worker"
 )
 
 
