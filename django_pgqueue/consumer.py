@@ -276,7 +276,8 @@ class Consumer:
     def _tell_minute(self) -> None:
         """Add what was done since the last time to the queues' minutes."""
         with self._telling:
-            tallies = {lane: lane.tally for lane in self._lanes if lane.tally != lane.told}
+            tallies = {lane: lane.counted for lane in self._lanes}
+            tallies = {lane: tally for lane, tally in tallies.items() if tally != lane.told}
             if not tallies:
                 return
             news = {lane.queue.name: tally.since(lane.told) for lane, tally in tallies.items()}
@@ -449,6 +450,7 @@ class Consumer:
         elif claim.messages and lane.is_exclusive:
             lane.owned_until = max(lane.owned_until, seen_until)
         self._claimed += len(claim.messages)
+        lane.count_set_aside(claim.dead_lettered)
         is_suspect = bool(claim.messages) and claim.messages[0].suspect
         lane.suspects_in_row = lane.suspects_in_row + 1 if is_suspect else 0
         lane.suspect_waiting = claim.suspect_met
@@ -563,7 +565,7 @@ class Consumer:
     def _settle_ended(self, verb: str, lane: Lane, ended: Sequence[tuple[Held, Outcome]]) -> None:
         messages = [held.message for held, _ in ended]
         try:
-            lost = self._settle_as(verb, lane, messages, [outcome for _, outcome in ended])
+            lost, dead_lettered = self._settle_as(verb, lane, messages, [outcome for _, outcome in ended])
         except DATABASE_FAULTS as error:
             if not is_of_a_row(error):
                 raise
@@ -573,35 +575,40 @@ class Consumer:
                     self._settle_ended(verb, lane, [one])
                 return
             logger.exception("message not settled, its lease runs out queue=%s ids=%s", lane.queue.name, messages[0].id)
-            lost = {messages[0].id}
+            lost, dead_lettered = {messages[0].id}, 0
         for message in messages:
             del lane.held[message.id]
         if verb == "release":
             self._claimed -= len(messages)
         elif done := len(messages) - len(lost):
             self.handled += done
-            lane.count(verb, done)
+            lane.count(verb, [each for each in messages if each.id not in lost] if lost else messages, dead_lettered)
             if verb in ("nack", "reject"):
                 return
             signals.messages_handled.send_robust(lane.queue.name, using=self.using, count=done)
 
-    def _settle_as(self, verb: str, lane: Lane, messages: list[Message], outcomes: list[Outcome]) -> set[int]:
+    def _settle_as(
+        self, verb: str, lane: Lane, messages: list[Message], outcomes: list[Outcome]
+    ) -> tuple[set[int], int]:
+        """Settle them. Returns the ids whose lease was lost, and how many of the others were given up."""
         reasons = [outcome.reason for outcome in outcomes]
         if verb == "ack":
-            return services.ack(messages, self.using)
+            return services.ack(messages, self.using), 0
         if verb == "nack":
             delays = [outcome.delay for outcome in outcomes]
             # Leased until now, they were not seen by the look that planned the next one.
             lane.look_within(min(delays))
-            return services.nack(lane.queue.declaration, messages, delays, reasons, self.using)
+            lost, given_up = services.nack(lane.queue.declaration, messages, delays, reasons, self.using)
+            return lost, len(given_up)
         if verb == "reject":
-            return services.reject(lane.queue.declaration, messages, reasons, self.using)
+            lost = services.reject(lane.queue.declaration, messages, reasons, self.using)
+            return lost, len(messages) - len(lost)
         if verb == "release":
             lost = services.release(messages, self.using)
             # Others may be idle, and this process may be about to end.
             services.notify(lane.queue.name, self.using)
-            return lost
-        return set()
+            return lost, 0
+        return set(), 0
 
     # --- Leases ---
 

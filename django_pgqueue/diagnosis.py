@@ -17,9 +17,11 @@ from django.db import OperationalError, connections
 
 from django_pgqueue import services
 from django_pgqueue.conf import settings
+from django_pgqueue.durations import duration
 from django_pgqueue.listener import hears
 from django_pgqueue.loop import DATABASE_FAULTS, dedicated_connection, describe
 from django_pgqueue.queues import registered_handlers
+from django_pgqueue.services import LetterHistory
 
 APP = "django_pgqueue"
 
@@ -46,8 +48,9 @@ class Limits:
     reaper: float = 600.0
     #: For which due messages may wait where nobody consumes.
     backlog: float = 600.0
-    #: Of the dead letters that count as new.
+    #: Of the dead letters that count as new, and how many times as many as in the same time before they must be.
     letters: float = 3_600.0
+    letters_ratio: float = 1.5
     #: Of the queues that vanished.
     vanished: float = 86_400.0
     #: For which something may hold back vacuum.
@@ -161,8 +164,10 @@ FINDINGS = {
     ),
     "W022": Finding(
         WARNING,
-        "Messages were dead-lettered within the last hour",
-        "Handlers gave them up, or they killed their workers. The number is at most 1,000 a queue.",
+        "More messages are dead-lettered than before",
+        "Handlers gave them up, or they killed their workers. Where the minutes that consumers tell of (kept for a day)"
+        " reach back for two hours, those of the last hour are more than one and a half times as many as in an hour"
+        " before; where they do not, there are some. More than 1,000 of a queue are only counted by these minutes.",
         "Read their failures in the admin, mend the handler, then `manage.py redrive_queue`.",
     ),
     "W023": Finding(
@@ -332,7 +337,7 @@ def _examine_reaper(using: str, limits: Limits) -> Iterator[CheckMessage]:
     if age is None:
         yield _found("W020", "The reaper has never run.")
     elif age > limits.reaper:
-        yield _found("W020", f"The reaper ran {_duration(age)} ago.")
+        yield _found("W020", f"The reaper ran {duration(age)} ago.")
 
 
 def _examine_backlogs(using: str, limits: Limits) -> Iterator[CheckMessage]:
@@ -341,21 +346,30 @@ def _examine_backlogs(using: str, limits: Limits) -> Iterator[CheckMessage]:
         if age is not None and age > limits.backlog and not backlog.has_consumer:
             paused = ", and it is paused" if backlog.paused else ""
             yield _found(
-                "W021", f"Messages of queue {backlog.name!r} have been due for {_duration(age)}, no consumer{paused}."
+                "W021", f"Messages of queue {backlog.name!r} have been due for {duration(age)}, no consumer{paused}."
             )
 
 
 def _examine_letters(using: str, limits: Limits) -> Iterator[CheckMessage]:
-    for name, count in services.recent_letters(limits.letters, using).items():
-        number = f"At least {count}" if count >= services.LOOKED_AT else str(count)
+    found = services.recent_letters(limits.letters, using)
+    history = services.letter_history(list(found), limits.letters, using)
+    for name, seen in found.items():
+        told = history.get(name, LetterHistory(0, 0, 0.0))
+        count = max(seen, told.recent)
+        is_known = told.seconds >= limits.letters
+        before = told.before / (told.seconds / limits.letters) if is_known else 0.0
+        if count <= limits.letters_ratio * before:
+            continue
+        number = f"At least {count}" if count == seen >= services.LOOKED_AT else str(count)
+        usual = f", {before:.1f} in the same time before" if is_known else ""
         yield _found(
-            "W022", f"{number} messages of queue {name!r} were dead-lettered within {_duration(limits.letters)}."
+            "W022", f"{number} messages of queue {name!r} were dead-lettered within {duration(limits.letters)}{usual}."
         )
 
 
 def _examine_heals(using: str, limits: Limits) -> Iterator[CheckMessage]:
     for name, count in services.vanished(limits.vanished, using).items():
-        yield _found("W023", f"Queue {name!r} vanished {count} times within {_duration(limits.vanished)}.")
+        yield _found("W023", f"Queue {name!r} vanished {count} times within {duration(limits.vanished)}.")
 
 
 def _examine_notifications(using: str, limits: Limits) -> Iterator[CheckMessage]:
@@ -376,7 +390,7 @@ def _examine_notifications(using: str, limits: Limits) -> Iterator[CheckMessage]
 def _examine_vacuum(using: str, limits: Limits) -> Iterator[CheckMessage]:
     numbers = {"session": "W025", "prepared transaction": "W026", "replication slot": "W027"}
     for holder in services.holders(limits.holder, using):
-        since = "" if holder.seconds is None else f" for {_duration(holder.seconds)}"
+        since = "" if holder.seconds is None else f" for {duration(holder.seconds)}"
         yield _found(numbers[holder.kind], f"Vacuum is held back{since} by {holder.kind} {holder.name}.")
     for table, dead, live in services.dead_rows(using):
         if dead > limits.dead_rows and dead > limits.dead_ratio * live:
@@ -398,7 +412,7 @@ def _examine_server(using: str, limits: Limits) -> Iterator[CheckMessage]:
     # The answer was made somewhere between.
     skew = server.clock - (before + after) / 2
     if abs(skew) > limits.skew + (after - before) / 2:
-        yield _found("W031", f"The server's clock is {_duration(abs(skew))} {'ahead' if skew > 0 else 'behind'}.")
+        yield _found("W031", f"The server's clock is {duration(abs(skew))} {'ahead' if skew > 0 else 'behind'}.")
     if not server.sees_all:
         yield _found("I034", "This role sees no sessions of other roles.")
     yield from _examine_connections(using, server)
@@ -432,10 +446,3 @@ EXAMINATIONS: tuple[Examination, ...] = (
     _examine_server,
     _examine_requests,
 )
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} seconds" if seconds >= 10 else f"{seconds:.1f} seconds"

@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -22,6 +22,8 @@ ACK_MODES = ("late", "early", "atomic")
 SETTLE_DELAY = 0.02
 # How many finished messages of a lane are settled at once without waiting for that.
 SETTLE_BATCH = 50
+# Minutes of publishing for which messages are counted apart: more than are kept, twice.
+MOST_MINUTES = 3_000
 
 
 class ConsumableQueue(Protocol):
@@ -98,8 +100,9 @@ class Lane:
     asked: float = 0.0
     #: Set by other threads: somebody published since the last claim was sent.
     woken: bool = False
-    #: What became of messages, and how much of it is told: each is written by one thread.
+    #: What became of messages, when they were published, and how much of it is told: each is written by one thread.
     tally: Tally = Tally()
+    published: dict[int, int] = field(default_factory=dict)
     told: Tally = Tally()
     #: A claim met a suspect and left it; how many were taken in a row.
     suspect_waiting: bool = False
@@ -143,16 +146,31 @@ class Lane:
             with contextlib.suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.arrived.set)
 
-    def count(self, verb: str, messages: int) -> None:
-        """Note how messages were settled."""
-        handled, failed, dead_lettered = self.tally
-        if verb == "nack":
-            failed += messages
-        elif verb == "reject":
-            dead_lettered += messages
-        else:
-            handled += messages
-        self.tally = Tally(handled, failed, dead_lettered)
+    def count(self, verb: str, messages: Sequence[Message], dead_lettered: int) -> None:
+        """Note how messages were settled, and that so many of them were given up."""
+        rest = len(messages) - dead_lettered
+        is_failure = verb in ("nack", "reject")
+        self.tally = Tally(
+            self.tally.handled + (0 if is_failure else rest),
+            self.tally.failed + (rest if is_failure else 0),
+            self.tally.dead_lettered + dead_lettered,
+        )
+        published = self.published
+        for message in messages:
+            if message.minute is not None:
+                published[message.minute] = published.get(message.minute, 0) + 1
+        if len(published) > MOST_MINUTES:
+            for minute in sorted(published)[: -MOST_MINUTES // 2]:
+                del published[minute]
+
+    def count_set_aside(self, dead_lettered: int) -> None:
+        """Note that a claim gave up messages."""
+        self.tally = self.tally._replace(dead_lettered=self.tally.dead_lettered + dead_lettered)
+
+    @property
+    def counted(self) -> Tally:
+        """What became of messages until now. Copying a dict is one step, whatever another thread does to it."""
+        return self.tally._replace(published=dict(self.published))
 
     @property
     def size(self) -> int:

@@ -62,6 +62,8 @@ class Message(Generic[P]):
     suspect: bool = False
     #: Bytes, about: the characters of the payload's JSON.
     size: int = field(default=0, repr=False, compare=False)
+    #: Minutes since 1970 when it was published. None: an earlier delivery was settled, and its publish counted then.
+    minute: int | None = field(default=None, repr=False, compare=False)
 
 
 def decode(text: str) -> Any:

@@ -130,7 +130,8 @@ class QueueMinute(models.Model):
     What became of a queue's messages in one minute, for charts. Kept for a day.
 
     Consumers add to it with each heartbeat, so what a killed one had not told is missing. A minute in which
-    nothing happened has no row.
+    nothing happened has no row. ``published`` is of the minute in which messages were published, and grows
+    when each is first settled: what still waits is not in it.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -139,6 +140,7 @@ class QueueMinute(models.Model):
     handled = models.BigIntegerField(default=0, db_default=0)
     failed = models.BigIntegerField(default=0, db_default=0)
     dead_lettered = models.BigIntegerField(default=0, db_default=0)
+    published = models.BigIntegerField(default=0, db_default=0)
 
     class Meta:
         db_table = "django_pgqueue_queueminute"

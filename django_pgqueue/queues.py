@@ -349,7 +349,7 @@ class Queue(Generic[P]):
             delays = [
                 self.retry_delay(message) if delay is None else check_seconds(delay, "delay") for message in messages
             ]
-            lost = services.nack(self.declaration, messages, delays, [reason] * len(messages), self.using)
+            lost = services.nack(self.declaration, messages, delays, [reason] * len(messages), self.using).lost
             services.raise_lost(self.name, lost)
 
     def reject(self, *messages: Message, reason: str = "") -> None:

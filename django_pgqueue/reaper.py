@@ -22,9 +22,6 @@ CONSUMER_AGE = 86_400.0
 # Seconds for which tombstones, and what became of them, are kept: a week.
 EVENT_AGE = 7 * 86_400.0
 
-# Seconds for which minutes are kept, for charts: a day.
-MINUTE_AGE = 86_400.0
-
 # Nobody waits for the reaper, but everybody who commits waits for what is in the log by then. So it takes small
 # batches, and rests after each for twice as long as that took, up to so many seconds.
 EXPIRED_AT_ONCE = 100
@@ -80,7 +77,7 @@ class Reaper:
             reaped.events += forgotten
         self.progress(reaped)
         try:
-            while services.forget_minutes(MINUTE_AGE, self.batch_size, self.using):
+            while services.forget_minutes(self.batch_size, self.using):
                 pass
             report = {**asdict(reaped), "queues": len(reaped.queues)}
             services.record_run(time.monotonic() - began, report, self.using)

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from hashlib import blake2s
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 from weakref import WeakKeyDictionary
@@ -54,6 +55,9 @@ LATEST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 
 # So many messages of each queue are looked at where a bounded look has to do.
 LOOKED_AT = 1_000
+
+# Seconds for which minutes are kept, for charts: a day.
+MINUTE_AGE = 86_400.0
 
 # Failure texts are capped: the reason is for a person's eye, the traceback is in the log.
 MAX_REASON_LENGTH = 2_000
@@ -109,6 +113,14 @@ class Look(NamedTuple):
     #: Seconds until a delayed message is due. None: there is none.
     due_in: float | None
     orphans: bool
+
+
+class Nacked(NamedTuple):
+    """What became of messages that were to be given back, beside those that were: ids."""
+
+    lost: set[int]
+    #: Delivered too often.
+    dead_lettered: set[int]
 
 
 class Extension(NamedTuple):
@@ -821,7 +833,7 @@ def claim(
     flags: set[str] = set()
     walked = None
     time_of = _clock(connection)
-    for kind, message_id, payload, headers, count, published_at, lease_expires_at, suspect in rows:
+    for kind, message_id, payload, headers, count, published_at, lease_expires_at, is_new, suspect in rows:
         if kind == "claimed":
             try:
                 body = decode(payload), {} if headers == "{}" else decode(headers)
@@ -829,7 +841,8 @@ def claim(
                 undecodable.append(message_id)
                 continue
             times = time_of(published_at), time_of(lease_expires_at)
-            message = Message(message_id, declaration.name, *body, count, *times, token, suspect, len(payload))
+            minute = int(min(max(published_at, EARLIEST), LATEST) // 60) if is_new else None
+            message = Message(message_id, declaration.name, *body, count, *times, token, suspect, len(payload), minute)
             messages.append(message)
         elif kind == "exhausted":
             exhausted.append(message_id)
@@ -957,12 +970,11 @@ def nack(
     delays: Sequence[float],
     reasons: Sequence[str],
     using: str,
-) -> set[int]:
+) -> Nacked:
     """
     Give messages back, each due after its delay in seconds.
 
-    One that was delivered ``max_deliveries`` times goes to the dead-letter queue instead. Returns
-    the ids whose lease was lost.
+    One that was delivered ``max_deliveries`` times goes to the dead-letter queue instead.
     """
     reasons = [sanitize(reason) for reason in reasons]
     rows = _run(
@@ -973,10 +985,11 @@ def nack(
         max_deliveries=declaration.max_deliveries,
     )
     spent = {message_id for message_id, given_back in rows if not given_back}
+    taken: list[int] = []
     if spent:
         letters = [letter for letter in zip(messages, reasons, strict=True) if letter[0].id in spent]
-        _give_up(declaration, [message for message, _ in letters], [reason for _, reason in letters], using)
-    return _lost(messages, using, rows)
+        taken = _give_up(declaration, [message for message, _ in letters], [reason for _, reason in letters], using)
+    return Nacked(_lost(messages, using, rows), set(taken))
 
 
 def reject(declaration: Declaration, messages: Sequence[Message], reasons: Sequence[str], using: str) -> set[int]:
@@ -1297,17 +1310,27 @@ class Tally(NamedTuple):
     """What became of messages of one queue, in numbers."""
 
     handled: int = 0
+    #: Deliveries after which a message was given back.
     failed: int = 0
     dead_lettered: int = 0
+    #: When these were published: how many of them that had not been settled before, by minutes since 1970.
+    published: Mapping[int, int] = MappingProxyType({})
 
     def since(self, earlier: Tally) -> Tally:
         """Return what was added to ``earlier``."""
-        return Tally(*(now - then for now, then in zip(self, earlier, strict=True)))
+        published = {minute: count - earlier.published.get(minute, 0) for minute, count in self.published.items()}
+        return Tally(
+            self.handled - earlier.handled,
+            self.failed - earlier.failed,
+            self.dead_lettered - earlier.dead_lettered,
+            {minute: count for minute, count in published.items() if count > 0},
+        )
 
 
 def count_minute(tallies: Mapping[str, Tally], using: str) -> None:
-    """Add what became of messages, by queue, to the minute that it is now."""
+    """Add what became of messages, by queue, to the minute that it is now and to those of their publishing."""
     told = list(tallies.values())
+    published = [(queue, *each) for queue, tally in tallies.items() for each in tally.published.items()]
     _run(
         using,
         sql.COUNT_MINUTE,
@@ -1315,6 +1338,10 @@ def count_minute(tallies: Mapping[str, Tally], using: str) -> None:
         handled=[tally.handled for tally in told],
         failed=[tally.failed for tally in told],
         dead_lettered=[tally.dead_lettered for tally in told],
+        published_to=[queue for queue, _, _ in published],
+        minutes=[minute for _, minute, _ in published],
+        published=[count for _, _, count in published],
+        age=MINUTE_AGE,
     )
 
 
@@ -1326,6 +1353,8 @@ class Minute(NamedTuple):
     handled: int
     failed: int
     dead_lettered: int
+    #: In this minute, and settled since.
+    published: int = 0
 
 
 def minutes(names: Sequence[str], count: int, using: str) -> dict[str, list[Minute]]:
@@ -1336,9 +1365,48 @@ def minutes(names: Sequence[str], count: int, using: str) -> dict[str, list[Minu
     return found
 
 
-def forget_minutes(age: float, limit: int, using: str) -> int:
-    """Remove a batch of minutes that are ``age`` seconds old or older. Returns how many."""
-    return len(_run(using, sql.FORGET_MINUTES, age=age, limit=limit))
+class Newest(NamedTuple):
+    """When the newest messages of a queue that wait were published, of those that wait since without a delay."""
+
+    #: How many, by minutes before the present one.
+    by_minute: Mapping[int, int] = MappingProxyType({})
+    #: Seconds since the first of them.
+    span: float = 0.0
+    #: Whether there may be more.
+    more: bool = False
+
+
+def newest(names: Sequence[str], most: int, count: int, using: str) -> dict[str, Newest]:
+    """
+    Look at the newest messages of these queues, no more than ``most`` of each.
+
+    Those that are older than ``count`` minutes are counted together, as of ``count`` minutes ago.
+    """
+    found: dict[str, dict[int, int]] = {name: {} for name in names}
+    span = dict.fromkeys(names, 0.0)
+    for name, ago, messages, age in _run(using, sql.NEWEST, names=list(names), most=most, minutes=count):
+        found[name][ago] = messages
+        span[name] = max(span[name], age)
+    return {name: Newest(ages, span[name], sum(ages.values()) >= most) for name, ages in found.items()}
+
+
+class LetterHistory(NamedTuple):
+    """How many messages a queue gave up lately, and before; ``seconds`` that the time before covers."""
+
+    recent: int
+    before: int
+    seconds: float
+
+
+def letter_history(names: Sequence[str], age: float, using: str) -> dict[str, LetterHistory]:
+    """Return what the minutes of these queues tell of dead letters: of the last ``age`` seconds, and of before."""
+    rows = _run(using, sql.LETTER_HISTORY, names=list(names), age=age)
+    return {name: LetterHistory(*history) for name, *history in rows}
+
+
+def forget_minutes(limit: int, using: str) -> int:
+    """Remove a batch of minutes that are a day old or older. Returns how many."""
+    return len(_run(using, sql.FORGET_MINUTES, age=MINUTE_AGE, limit=limit))
 
 
 # --- Seeing ---------------------------------------------------------------------------------------
@@ -1393,6 +1461,13 @@ class Depth(NamedTuple):
     name: str
     auto_deleted: bool
     paused: bool
+    exclusive: bool
+    #: The consumer that owns it, if it is exclusive.
+    owner: UUID | None
+    #: The configured dead-letter queue. None: the default.
+    dead_letter: str | None
+    #: Seconds. Infinite where somebody's SQL made it so.
+    last_active_age: float
     consumers: int
     ready: int
     delayed: int
@@ -1412,8 +1487,20 @@ def depths(most: int, using: str, names: Sequence[str] | None = None) -> list[De
 
 
 def orphans(most: int, using: str) -> dict[str, int]:
-    """Count the orphans of each queue, looking at no more than ``most``."""
+    """Count the orphans of each queue, looking at no more than ``most`` of them all."""
     return dict(_run(using, sql.ORPHANS, most=most))
+
+
+class Orphans(NamedTuple):
+    """Of one queue: how many, and seconds until the last expires (None: there are none; infinity: some never do)."""
+
+    messages: int = 0
+    expire_in: float | None = None
+
+
+def orphans_of(names: Sequence[str], most: int, using: str) -> dict[str, Orphans]:
+    """Look at the orphans of each of these queues, at no more than ``most`` of each."""
+    return {name: Orphans(*found) for name, *found in _run(using, sql.ORPHANS_OF, names=list(names), most=most)}
 
 
 def dead_letters(names: Sequence[str], most: int, using: str) -> dict[str, int]:

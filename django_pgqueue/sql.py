@@ -365,6 +365,7 @@ NOTIFY = "SELECT pg_notify(%(channel)s, '')"
 # queue's row FOR SHARE, so that a change of its owner and a claim cannot pass each other unseen.
 # Index: django_pgqueue_item_claim_idx; the update changes none of its columns.
 # Times are seconds since 1970: Django's way to read a timestamp takes as long as decoding the payload.
+# Whoever was never given back or set aside has no failures: its publish is counted when it is settled.
 # Returns rows of kind "claimed", "exhausted" (delivered max_deliveries times: to be dead-lettered),
 # "ready" (the lowest and, in place of the count, the highest id claimed by the walk in id order)
 # and these, of nothing but the kind: "suspect" (%(suspects)s is false and one was met), "more" (not
@@ -396,19 +397,20 @@ WITH shared AS (
     LIMIT %(limit)s
     FOR UPDATE OF item SKIP LOCKED
 ), ready AS MATERIALIZED (
-    SELECT *
-    FROM (SELECT id, delivery_count, lease_expires_at IS NOT NULL AS lapsed,
-                 pg_column_size(payload) * CASE WHEN pg_column_compression(payload) IS NULL THEN 1 ELSE 16 END AS bytes
-          FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
-          WHERE queue_id = (SELECT name FROM queue)
-            AND read_after IS NULL
-            AND id > %(above)s
-            AND (lease_expires_at IS NULL
-                 OR (lease_expires_at <= statement_timestamp() AND NOT %(skip_suspects)s))
-            AND (expires_at IS NULL OR expires_at > statement_timestamp())
-          ORDER BY read_after, id
-          LIMIT %(limit)s
-          FOR UPDATE OF item SKIP LOCKED) AS walk
+    SELECT * FROM (
+        SELECT id, delivery_count, lease_expires_at IS NOT NULL AS lapsed,
+               pg_column_size(payload) * CASE WHEN pg_column_compression(payload) IS NULL THEN 1 ELSE 16 END AS bytes
+        FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
+        WHERE queue_id = (SELECT name FROM queue)
+          AND read_after IS NULL
+          AND id > %(above)s
+          AND (lease_expires_at IS NULL
+               OR (lease_expires_at <= statement_timestamp() AND NOT %(skip_suspects)s))
+          AND (expires_at IS NULL OR expires_at > statement_timestamp())
+        ORDER BY read_after, id
+        LIMIT %(limit)s
+        FOR UPDATE OF item SKIP LOCKED
+    ) AS walk
     LIMIT (SELECT greatest(%(limit)s - count(*), (%(limit)s + 1) / 2) FROM due)
 ), candidate AS (
     SELECT id, delivery_count, lapsed, bytes, true AS is_due, row_number() OVER () AS place, random() AS tie
@@ -425,7 +427,7 @@ WITH shared AS (
     SELECT id, lapsed, is_due
     FROM fit
     WHERE lapsed = (%(suspects)s AND EXISTS (SELECT FROM fit WHERE lapsed))
-      AND (bytes_before < %(most_bytes)s::bigint OR lapsed OR %(most_bytes)s::bigint IS NULL)
+      AND ((bytes_before < %(most_bytes)s::bigint) IS NOT FALSE OR lapsed)
     LIMIT CASE WHEN %(suspects)s AND EXISTS (SELECT FROM fit WHERE lapsed) THEN 1 ELSE %(limit)s END
 ), claimed AS (
     UPDATE django_pgqueue_messagequeueitem
@@ -435,29 +437,29 @@ WITH shared AS (
         delivery_count = delivery_count + 1
     WHERE id = ANY (ARRAY(SELECT id FROM chosen))
     RETURNING id, payload::text, headers::text, delivery_count,
-              date_part('epoch', published_at), date_part('epoch', lease_expires_at)
+              date_part('epoch', published_at), date_part('epoch', lease_expires_at), failures IS NULL
 )
 SELECT 'claimed', claimed.*, (SELECT bool_or(lapsed) FROM chosen)
 FROM claimed
 UNION ALL
-SELECT 'exhausted', candidate.id, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'exhausted', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM candidate, queue
 WHERE candidate.delivery_count >= queue.max_deliveries
 UNION ALL
-SELECT 'ready', min(id), NULL, NULL, max(id), NULL, NULL, NULL
+SELECT 'ready', min(id), NULL, NULL, max(id), NULL, NULL, NULL, NULL
 FROM chosen
 WHERE NOT is_due
 HAVING count(*) > 0
 UNION ALL
-(SELECT 'suspect', NULL, NULL, NULL, NULL, NULL, NULL, NULL
+(SELECT 'suspect', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
  FROM fit
  WHERE lapsed AND NOT %(suspects)s
  LIMIT 1)
 UNION ALL
-SELECT 'more', NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'more', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 WHERE (SELECT count(*) FROM fit) > (SELECT count(*) FROM chosen)
 UNION ALL
-SELECT CASE WHEN paused_at IS NULL THEN 'foreign' ELSE 'paused' END, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT CASE WHEN paused_at IS NULL THEN 'foreign' ELSE 'paused' END, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM django_pgqueue_messagequeue
 WHERE name = %(name)s AND NOT EXISTS (SELECT FROM queue)
 """
@@ -1056,29 +1058,79 @@ ON CONFLICT (id) DO UPDATE
 SET finished_at = statement_timestamp(), seconds = %(seconds)s, report = %(report)s::jsonb
 """
 
-# COUNT_MINUTE - add what a consumer did with each queue's messages to the minute that it is now.
-# Locks: the rows of these queues and this minute, in name order.
+# COUNT_MINUTE - add what a consumer did with each queue's messages to the minute that it is now, and how many of
+# them were published to the minutes in which they were, given as minutes since 1970. What is older than %(age)s
+# seconds is not kept, and no minute is that has not come.
+# Locks: the rows of these queues and minutes, in this order.
 COUNT_MINUTE = """
-INSERT INTO django_pgqueue_queueminute AS kept (queue, minute, handled, failed, dead_lettered)
-SELECT queue, date_trunc('minute', statement_timestamp()), handled, failed, dead_lettered
-FROM unnest(%(queues)s::text[], %(handled)s::bigint[], %(failed)s::bigint[], %(dead_lettered)s::bigint[])
-    AS told (queue, handled, failed, dead_lettered)
-ORDER BY queue
+INSERT INTO django_pgqueue_queueminute AS kept (queue, minute, handled, failed, dead_lettered, published)
+SELECT queue, minute, sum(handled), sum(failed), sum(dead_lettered), sum(published)
+FROM (SELECT queue, date_trunc('minute', statement_timestamp()) AS minute, handled, failed, dead_lettered,
+             0 AS published
+      FROM unnest(%(queues)s::text[], %(handled)s::bigint[], %(failed)s::bigint[], %(dead_lettered)s::bigint[])
+          AS told (queue, handled, failed, dead_lettered)
+      UNION ALL
+      SELECT queue, to_timestamp(minute * 60), 0, 0, 0, published
+      FROM unnest(%(published_to)s::text[], %(minutes)s::bigint[], %(published)s::bigint[])
+          AS told (queue, minute, published)) AS told
+WHERE minute > statement_timestamp() - %(age)s * interval '1 second' AND minute <= statement_timestamp()
+GROUP BY queue, minute
+ORDER BY queue, minute
 ON CONFLICT (queue, minute) DO UPDATE
 SET handled = kept.handled + excluded.handled,
     failed = kept.failed + excluded.failed,
-    dead_lettered = kept.dead_lettered + excluded.dead_lettered
+    dead_lettered = kept.dead_lettered + excluded.dead_lettered,
+    published = kept.published + excluded.published
 """
 
 # MINUTES - the last %(minutes)s minutes of these queues.
 MINUTES = """
 SELECT queue,
        (extract(epoch FROM date_trunc('minute', statement_timestamp()) - minute) / 60)::int,
-       handled, failed, dead_lettered
+       handled, failed, dead_lettered, published
 FROM django_pgqueue_queueminute
 WHERE queue = ANY (%(names)s)
   AND minute > statement_timestamp() - %(minutes)s * interval '1 minute'
 ORDER BY queue, minute
+"""
+
+# NEWEST - when the newest messages of these queues were published: no more than %(most)s of each are looked at, of
+# those that were published without a delay and have not come back.
+# Returns name, minutes ago (%(minutes)s for all that are older), how many, and seconds since the first of them; no
+# row of a queue without any.
+# Index: django_pgqueue_item_claim_idx, from its end.
+NEWEST = """
+SELECT name, ago, count(*),
+       greatest(extract(epoch FROM statement_timestamp() - min(published_at) FILTER (WHERE isfinite(published_at))),
+                0)::float8
+FROM unnest(%(names)s::text[]) AS name
+CROSS JOIN LATERAL (
+    SELECT published_at,
+           greatest(0, least(%(minutes)s,
+                             date_part('epoch', date_trunc('minute', statement_timestamp())) / 60
+                             - floor(date_part('epoch', published_at) / 60)))::int AS ago
+    FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+    WHERE queue_id = name AND read_after IS NULL
+    ORDER BY read_after DESC, id DESC
+    LIMIT %(most)s) AS newest
+GROUP BY name, ago
+ORDER BY name, ago
+"""
+
+# LETTER_HISTORY - what these queues gave up in the last %(age)s seconds, and before that.
+# Returns name, how many then, how many before, and seconds that the time before covers.
+LETTER_HISTORY = """
+SELECT queue,
+       coalesce(sum(dead_lettered) FILTER (WHERE is_recent), 0)::bigint,
+       coalesce(sum(dead_lettered) FILTER (WHERE NOT is_recent), 0)::bigint,
+       coalesce(extract(epoch FROM statement_timestamp() - min(minute)
+                    FILTER (WHERE handled > 0 OR failed > 0 OR dead_lettered > 0)) - %(age)s, 0)::float8
+FROM (SELECT queue, minute, handled, failed, dead_lettered,
+             minute > statement_timestamp() - %(age)s * interval '1 second' AS is_recent
+      FROM django_pgqueue_queueminute
+      WHERE queue = ANY (%(names)s)) AS told
+GROUP BY queue
+ORDER BY queue
 """
 
 # FORGET_MINUTES - drop minutes a day old or older: a batch.
@@ -1162,13 +1214,18 @@ ORDER BY 1
 
 # DEPTHS - as STATS, but bounded: of each queue no more than %(most)s messages are looked at in each of its
 # three walks (due by a time, not due yet, never delayed). Whether there are more is told.
-# Returns name, auto_deleted, whether it is paused, how many living consumers name it, ready, delayed, leased, dead,
-# expired, the oldest due age in seconds or null, whether a walk was cut short. %(patience)s as in BACKLOGS.
+# Returns name, auto_deleted, whether it is paused, exclusive, its owner, dead_letter, seconds since it was last active,
+# how many living consumers name it, ready, delayed, leased, dead, expired, the oldest due age in seconds or null,
+# whether a walk was cut short. %(patience)s as in BACKLOGS.
 # Index: django_pgqueue_item_claim_idx.
 DEPTHS = """
 SELECT queue.name,
        queue.auto_deleted,
        queue.paused_at IS NOT NULL,
+       queue.exclusive,
+       queue.exclusive_consumer_id,
+       queue.dead_letter,
+       date_part('epoch', statement_timestamp()) - date_part('epoch', queue.last_active),
        (SELECT count(*)
         FROM django_pgqueue_queueconsumer AS consumer
         WHERE consumer.queues ? queue.name
@@ -1227,6 +1284,25 @@ FROM (SELECT orphaned_from
       LIMIT %(most)s) AS orphan
 GROUP BY orphaned_from
 ORDER BY orphaned_from
+"""
+
+# ORPHANS_OF - how many orphans each of these queues has, and seconds until the last of them expires. No more than
+# %(most)s of each are looked at.
+# Index: django_pgqueue_item_orphan_idx.
+ORPHANS_OF = """
+SELECT name, count(*),
+       CASE WHEN count(*) > count(expires_at) THEN 'infinity'
+            ELSE nullif(date_part('epoch', max(expires_at)) - date_part('epoch', statement_timestamp()), '-infinity')
+       END::float8
+FROM unnest(%(names)s::text[]) AS name
+CROSS JOIN LATERAL (
+    SELECT expires_at
+    FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+    WHERE orphaned_from = name
+    ORDER BY orphaned_from, id
+    LIMIT %(most)s) AS orphan
+GROUP BY name
+ORDER BY name
 """
 
 # DEAD_LETTERS - how many messages that each of these queues gave up are there, wherever they wait. No more than

@@ -1,37 +1,55 @@
 """A queue's last hour as a small picture: SVG without a script, in the colours of the admin's theme."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from django_pgqueue.services import Minute
+from django_pgqueue.numbers import MINUTES, Numbers, told_minutes
 
-MINUTES = 60
 WIDTH, HEIGHT = 120, 24
 BAR = WIDTH / MINUTES
 
 
-def chart(minutes: Sequence[Minute]) -> SafeString:
-    """Return a bar for each minute: what was handled, and above it what failed or was given up."""
-    busiest = max((each.handled + each.failed + each.dead_lettered for each in minutes), default=0)
-    if not busiest:
+def chart(numbers: Numbers) -> SafeString:
+    """
+    Return a picture of the last hour.
+
+    A bar for each minute: what was handled, and above it what failed or was given up. A line: what was published, up
+    to the last minute of which consumers have told.
+    """
+    minutes = numbers.minutes
+    published = {ago: count for ago, count in numbers.published.items() if ago >= told_minutes()}
+    bars = [each.handled + each.failed + each.dead_lettered for each in minutes]
+    highest = max(*bars, *published.values(), 0, 0)
+    if not highest:
         return mark_safe("-")
-    scale = HEIGHT / busiest
+    scale = HEIGHT / highest
     handled = "".join(_bar(each.ago, 0.0, each.handled * scale) for each in minutes)
     bad = "".join(_bar(each.ago, each.handled * scale, (each.failed + each.dead_lettered) * scale) for each in minutes)
     return format_html(
-        '<svg class="pgqueue-chart" viewBox="0 0 {} {}" width="{}" height="{}" role="img"'
-        ' aria-label="{} handled in the last hour, {} in the busiest minute">'
-        '<path class="pgqueue-handled" d="{}"/><path class="pgqueue-bad" d="{}"/></svg>',
+        '<svg class="pgqueue-chart" viewBox="0 -1 {} {}" width="{}" height="{}" role="img" aria-label="{}">'
+        '<path class="pgqueue-handled" d="{}"/><path class="pgqueue-bad" d="{}"/>'
+        '<path class="pgqueue-published" d="{}"/></svg>',
         WIDTH,
-        HEIGHT,
+        HEIGHT + 2,
         WIDTH,
-        HEIGHT,
-        sum(each.handled for each in minutes),
-        busiest,
+        HEIGHT + 2,
+        _label(numbers, highest),
         handled,
         bad,
+        _line(published, scale),
+    )
+
+
+def _label(numbers: Numbers, highest: int) -> str:
+    published = sum(numbers.published.values())
+    least = "at least " if numbers.exact_minutes < MINUTES else ""
+    handled = sum(each.handled for each in numbers.minutes)
+    bad = sum(each.failed + each.dead_lettered for each in numbers.minutes)
+    return (
+        f"In the last hour {least}{published:,} published, {handled:,} handled, {bad:,} failed;"
+        f" the top is {highest:,} a minute"
     )
 
 
@@ -42,6 +60,9 @@ def _bar(ago: int, above: float, height: float) -> str:
     return f"M{WIDTH - (ago + 1) * BAR:g} {HEIGHT - above:.4g}v-{height:.4g}h{BAR * 0.8:g}v{height:.4g}z"
 
 
-def rate(minutes: Sequence[Minute], over: int = 5) -> float:
-    """Return how many were handled a second, in the last full minutes."""
-    return sum(each.handled for each in minutes if 1 <= each.ago <= over) / (over * 60)
+def _line(published: Mapping[int, int], scale: float) -> str:
+    """Return a line with a step for each minute. Nothing where nothing was published."""
+    if not published:
+        return ""
+    steps = [HEIGHT - published.get(ago, 0) * scale for ago in range(MINUTES - 1, told_minutes() - 1, -1)]
+    return f"M0 {steps[0]:.4g}" + "".join(f"V{step:.4g}h{BAR:g}" for step in steps)

@@ -9,7 +9,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError, connections, transaction
+from django.db import DataError, OperationalError, connections, transaction
 from django.db.models import F, Func, QuerySet, TextField
 from django.db.models.functions import Left
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -18,7 +18,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from django_pgqueue import services
-from django_pgqueue.admin.base import ReadOnlyAdmin, UncountedPaginator, may_operate
+from django_pgqueue.admin.base import ReadOnlyAdmin, may_operate
+from django_pgqueue.admin.keyset import Key, Order
 from django_pgqueue.conf import database_alias
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
 
@@ -82,18 +83,46 @@ def _head(queue: str) -> QuerySet[Any]:
     return due.union(plain, all=True)
 
 
+# What a URL says where a page begins, or ends.
+AFTER, BEFORE = "after", "before"
+NEWER, OLDER = "Newer", "Older"
+
+
 class MessageChangeList(ChangeList):
     """A page of messages, or none and a word where it would take too long to find them."""
 
+    order: Order
+    first_url: str
+    previous_url: str | None = None
+    next_url: str | None = None
+
+    def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        self.place = {name: request.GET[name] for name in (AFTER, BEFORE) if name in request.GET}
+        super().__init__(request, *args, **kwargs)
+
+    @property
+    def previous_label(self) -> str:
+        return NEWER if self.order.descending else OLDER
+
+    @property
+    def next_label(self) -> str:
+        return OLDER if self.order.descending else NEWER
+
+    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
+        for name in (AFTER, BEFORE):
+            # Not a filter; and with another filter, the first page is shown.
+            self.params.pop(name, None)
+            self.filter_params.pop(name, None)
+        return super().get_queryset(request, exclude_parameters)
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+        ordering = super().get_ordering(request, queryset)
+        self.order = Order.of(ordering)
+        return ordering
+
     def get_results(self, request: HttpRequest) -> None:
-        using = database_alias()
         try:
-            with transaction.atomic(using=using):
-                with connections[using].cursor() as cursor:
-                    cursor.execute("SELECT set_config('statement_timeout', %s, true)", [f"{PATIENCE}ms"])
-                super().get_results(request)
-                rows = list(self.result_list)
-                now = services.now(using)
+            rows = self._find(request)
         except OperationalError as error:
             if getattr(error.__cause__, "sqlstate", None) != "57014":
                 raise
@@ -101,14 +130,52 @@ class MessageChangeList(ChangeList):
                 f"This took longer than {PATIENCE / 1000:g} seconds and was given up: choose a queue, or another state."
             )
             messages.warning(request, text)
-            self.result_count, self.full_result_count, self.show_full_result_count = 0, None, False
-            self.show_admin_actions = self.can_show_all = self.multi_page = False
-            self.result_list = []
-            self.paginator = self.model_admin.get_paginator(request, [], self.list_per_page)  # type: ignore[arg-type]
-            return
+            rows = []
+        self.result_list = rows
+        self.result_count, self.full_result_count, self.show_full_result_count = len(rows), None, False
+        self.show_admin_actions, self.can_show_all = bool(rows), False
+        self.multi_page = bool(self.previous_url or self.next_url)
+        self.first_url = self.get_query_string()
+        self.paginator = self.model_admin.get_paginator(request, rows, self.list_per_page)  # type: ignore[arg-type]
+
+    def _find(self, request: HttpRequest) -> list[Any]:
+        """Return the rows of the page that is asked for, or else of the first one."""
+        if self.place:
+            try:
+                if rows := self._page(**self.place):
+                    return rows
+            except (ValueError, DataError):
+                pass
+            messages.info(request, "There is no such page any more: this is the first one.")
+        return self._page()
+
+    def _page(self, after: str | None = None, before: str | None = None) -> list[Any]:
+        """Return the rows behind one key or before another, and know whether there are others."""
+        text = before if after is None else after
+        key = None if text is None else self.order.parse(text)
+        is_backward = key is not None and after is None
+        order = self.order.reverse if is_backward else self.order
+        using = database_alias()
+        with transaction.atomic(using=using):
+            with connections[using].cursor() as cursor:
+                cursor.execute("SELECT set_config('statement_timeout', %s, true)", [f"{PATIENCE}ms"])
+            # One more than is shown tells whether there are more.
+            found = order.rows(self.queryset, key, self.list_per_page + 1)
+            now = services.now(using)
+        rows = found[: self.list_per_page]
         for row in rows:
             row.now = now
-        self.result_list = rows
+        is_more = len(found) > len(rows)
+        if is_backward:
+            rows.reverse()
+        if rows and (is_more if is_backward else key is not None):
+            self.previous_url = self._url(BEFORE, rows[0])
+        if rows and (is_more or is_backward):
+            self.next_url = self._url(AFTER, rows[-1])
+        return rows
+
+    def _url(self, place: str, row: Any) -> str:
+        return self.get_query_string({place: self.order.text(Key.of(row))})
 
 
 @admin.register(MessageQueueItem)
@@ -129,7 +196,7 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
     sortable_by = ("id",)
     ordering = ("-id",)
     show_full_result_count = False
-    paginator = UncountedPaginator
+    change_list_template = "admin/django_pgqueue/messagequeueitem/change_list.html"
     change_form_template = "admin/django_pgqueue/messagequeueitem/change_form.html"
     fieldsets = (
         (None, {"fields": ("id", "state", "queue_link", "pretty_payload", "pretty_headers")}),

@@ -18,16 +18,16 @@ from django.utils.safestring import SafeString
 
 from django_pgqueue import services
 from django_pgqueue.admin.base import ReadOnlyAdmin, may_operate
-from django_pgqueue.admin.charts import chart, rate
-from django_pgqueue.admin.numbers import MOST, Numbers, numbers_of, reapable_in
+from django_pgqueue.admin.charts import chart
 from django_pgqueue.admin.operations import OPERATIONS, REFUSALS, Operation
 from django_pgqueue.conf import database_alias
 from django_pgqueue.diagnosis import Limits
+from django_pgqueue.durations import NONE, duration
 from django_pgqueue.models import MessageQueue, QueueConsumer
+from django_pgqueue.numbers import Numbers, Rate, at_least, is_cut, numbers_of
 from django_pgqueue.queues import queue_named
 from django_pgqueue.reaper import Reaper
 
-DASH = "-"
 # What a queue that was made again was gone for.
 HEALS = ("revived", "vanished")
 
@@ -50,6 +50,8 @@ class MessageQueueAdmin(ReadOnlyAdmin):
     list_display = (
         "name",
         "activity",
+        "published",
+        "handled",
         "ready",
         "leased",
         "delayed",
@@ -99,8 +101,8 @@ class MessageQueueAdmin(ReadOnlyAdmin):
 
     @admin.display(description="dead letters")
     def dead(self, row: Any) -> str:
-        numbers: Numbers = row.numbers
-        return numbers.at_least(numbers.dead_letters, more=numbers.dead_letters >= MOST)
+        count: int = row.numbers.dead_letters
+        return at_least(count, more=is_cut(count))
 
     @admin.display(description="oldest due")
     def oldest_due(self, row: Any) -> str:
@@ -108,16 +110,20 @@ class MessageQueueAdmin(ReadOnlyAdmin):
 
     @admin.display(description="consumers")
     def consumers(self, row: Any) -> str:
-        return str(row.numbers.depth.consumers) if row.numbers.depth else DASH
+        return str(row.numbers.depth.consumers) if row.numbers.depth else NONE
 
-    @admin.display(description="handled, last hour")
+    @admin.display(description="last hour")
     def activity(self, row: Any) -> SafeString:
-        per_second = rate(row.numbers.minutes)
-        return format_html(
-            '<span class="pgqueue-activity">{} {}</span>',
-            chart(row.numbers.minutes),
-            f"{per_second:,.1f}/s" if per_second else "",
-        )
+        return chart(row.numbers)
+
+    @admin.display(description="published")
+    def published(self, row: Any) -> SafeString | str:
+        rate: Rate = row.numbers.publish_rate
+        return format_html('<span title="At least so many.">{}</span>', rate) if rate.is_at_least else str(rate)
+
+    @admin.display(description="handled")
+    def handled(self, row: Any) -> str:
+        return str(row.numbers.handle_rate)
 
     @admin.display(description="last active", ordering="last_active")
     def last_used(self, row: Any) -> str:
@@ -181,7 +187,7 @@ class MessageQueueAdmin(ReadOnlyAdmin):
         context |= {
             "numbers": [(label, getattr(self, column)(row)) for column, label in NUMBERS],
             "condition": self.condition(row),
-            "chart": chart(row.numbers.minutes),
+            "chart": chart(row.numbers),
             "operations": OPERATIONS if may_operate(request) else {},
             "quoted": quote(row.pk),
             "items_url": f"{items}?{urlencode({'queue': row.name})}",
@@ -240,6 +246,8 @@ class MessageQueueAdmin(ReadOnlyAdmin):
 
 
 NUMBERS = (
+    ("published", "Published"),
+    ("handled", "Handled"),
     ("ready", "Ready"),
     ("delayed", "Delayed"),
     ("leased", "Leased"),
@@ -260,30 +268,18 @@ def conditions(row: Any) -> list[tuple[str, str]]:
         found.append(("exclusive", "exclusive" if owner is None else f"exclusive, owned by {str(owner)[:8]}"))
     if row.auto_deleted:
         found.append(("auto-deleted", _reapable(row)))
-    if row.numbers.orphans:
-        found.append(("orphans", f"{row.numbers.orphans:,} orphans"))
+    if orphans := row.numbers.orphans.messages:
+        found.append(("orphans", f"{at_least(orphans, more=is_cut(orphans))} orphans"))
     found += [(kind, f"{row.numbers.events[kind]} {kind} in a day") for kind in HEALS if kind in row.numbers.events]
     return found
 
 
 def _reapable(row: Any) -> str:
-    depth = row.numbers.depth
-    holds = depth is not None and any((depth.ready, depth.delayed, depth.leased, depth.dead, depth.expired))
-    if holds or row.paused_at is not None:
+    left = row.numbers.reapable_in
+    if left is None:
         return "auto-deleted"
-    left = reapable_in((row.now - row.last_active).total_seconds())
     return f"auto-deleted, may be reaped {f'in {duration(left)}' if left else 'now'}"
 
 
 def count_of(numbers: Numbers, state: str) -> str:
-    return DASH if numbers.depth is None else numbers.at_least(getattr(numbers.depth, state))
-
-
-def duration(seconds: float | None) -> str:
-    """Return an age for people."""
-    if seconds is None:
-        return DASH
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
+    return NONE if numbers.depth is None else at_least(getattr(numbers.depth, state), more=numbers.is_more)

@@ -4,7 +4,7 @@ import json
 import math
 import threading
 from argparse import ArgumentParser
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -13,26 +13,49 @@ from django.utils.timezone import localtime as now
 
 from django_pgqueue import services
 from django_pgqueue.conf import database_alias
+from django_pgqueue.durations import duration
 from django_pgqueue.loop import run_every
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
+from django_pgqueue.numbers import MOST, Numbers, Rate, is_cut, numbers_of
+from django_pgqueue.numbers import at_least as count_of
 from django_pgqueue.services import QueueStats
 
 # What moves a terminal's cursor, and clears what it stands before.
 HOME, TO_END_OF_LINE, TO_END = "\033[H", "\033[K", "\033[J"
 CLEAR = HOME + TO_END
 
-COLUMNS = ("ready", "delayed", "leased", "dead", "expired", "orphaned")
+STATES = ("ready", "delayed", "leased", "dead", "expired")
+HEADER = (
+    "queue",
+    *STATES,
+    "orphaned",
+    "oldest due",
+    "published",
+    "handled",
+    "dead letters",
+    "consumers",
+    "last active",
+    "orphans until",
+    "revived/d",
+    "vanished/d",
+    "state",
+)
+
+Figures = dict[str, Any]
 
 
 class Command(BaseCommand):
     help = (
-        "Show the number of messages by state, the oldest due age, until when orphans live, how often a day a queue"
-        " came back after it was reaped (revived) or gone otherwise (vanished), and what the reaper may remove."
+        "Show the number of messages by state, the oldest due age, how many were published and handled a second in the"
+        " last minutes, dead letters of the queue wherever they wait, consumers, until when orphans live, how often a"
+        " day a queue came back after it was reaped (revived) or gone otherwise (vanished), and what the reaper may"
+        f" remove. Some {MOST:,} messages of each queue are counted: 1,000+ means at least so many."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("names", nargs="*", metavar="NAME", help="queues (default: all)")
         parser.add_argument("--format", choices=("text", "json"), default="text")
+        parser.add_argument("--exact", action="store_true", help="count all messages by state, which reads them all")
         parser.add_argument(
             "--watch", action="store_true", help="show them again every --interval seconds, until SIGINT or SIGTERM"
         )
@@ -40,38 +63,33 @@ class Command(BaseCommand):
         parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        names, using = options["names"], database_alias(options["database"])
+        names, using, exact = options["names"], database_alias(options["database"]), options["exact"]
         try:
-            if not options["watch"]:
-                missing = self._show(services.stats(names, using), options["format"], names)
-            else:
-                self._watch(names, using, options["format"], options["interval"])
+            if options["watch"]:
+                self._watch(names, using, options["format"], options["interval"], exact=exact)
                 return
+            found = inspect(names, using, exact=exact)
         except DatabaseError as error:
             raise refusal(error) from error
-        if missing:
+        self._show(found, options["format"])
+        if missing := sorted(set(names) - {figures["name"] for figures in found}):
             raise CommandError(f"no such queue: {', '.join(missing)}")
 
-    def _show(self, found: list[QueueStats], form: str, names: list[str]) -> list[str]:
-        """Print the numbers, and return the names of queues that there are not."""
-        if form == "json":
-            self.stdout.write(json.dumps([as_json(stats) for stats in found]))
-        else:
-            self.stdout.write("\n".join(table(found)))
-        return sorted(set(names) - {stats.name for stats in found})
+    def _show(self, found: list[Figures], form: str) -> None:
+        self.stdout.write(json.dumps(found) if form == "json" else "\n".join(table(found)))
 
-    def _watch(self, names: list[str], using: str, form: str, interval: float) -> None:
+    def _watch(self, names: list[str], using: str, form: str, interval: float, *, exact: bool) -> None:
         is_live = form == "text" and self.stdout.isatty()
         stop = threading.Event()
 
         def show() -> None:
-            found = services.stats(names, using)
+            found = inspect(names, using, exact=exact)
             if is_live:
                 # From the top, each line over the one that stands there: nothing flickers.
                 lines = [f"{now():%H:%M:%S}, every {interval:g} s", *table(found)]
                 self.stdout.write(HOME + "".join(f"{line}{TO_END_OF_LINE}\n" for line in lines) + TO_END, ending="")
             else:
-                self._show(found, form, names)
+                self._show(found, form)
             self.stdout.flush()
 
         with on_stop_signal(stop.set):
@@ -80,33 +98,53 @@ class Command(BaseCommand):
             run_every(lambda: interval, show, stop, alias=using, loop="inspect", strict=True)
 
 
-def as_json(stats: QueueStats) -> dict[str, Any]:
-    """Return the numbers as JSON has them: it knows no UUID and no infinity."""
+def inspect(names: Sequence[str], using: str, *, exact: bool) -> list[Figures]:
+    """Return the figures of queues (none named: of all), of those that there are."""
+    found = numbers_of(list(dict.fromkeys(names)) or None, using)
+    stats = {each.name: each for each in services.stats(names, using)} if exact else {}
+    return [
+        figures_of(numbers, stats.get(name))
+        for name, numbers in sorted(found.items())
+        if numbers.depth is not None or numbers.orphans.messages
+    ]
+
+
+def figures_of(numbers: Numbers, exact: QueueStats | None) -> Figures:
+    """Return a queue as JSON has it, which knows no UUID and no infinity. docs/commands.md lists the names."""
+    depth, counted = numbers.depth, exact or numbers.depth
+    orphaned = exact.orphaned if exact else numbers.orphans.messages
+    expire_in = exact.orphans_expire_in if exact else numbers.orphans.expire_in
+    reapable_in = numbers.reapable_in
     return {
-        **asdict(stats),
-        "owner": None if stats.owner is None else str(stats.owner),
-        "orphans_expire_in": "never" if stats.orphans_expire_in == math.inf else stats.orphans_expire_in,
+        "name": numbers.name,
+        "exists": depth is not None,
+        **{state: getattr(counted, state, 0) for state in STATES},
+        "at_least": numbers.is_more and exact is None,
+        "orphaned": orphaned,
+        "orphaned_at_least": exact is None and is_cut(orphaned),
+        "orphans_expire_in": "never" if expire_in == math.inf else expire_in,
+        "oldest_due_age": counted.oldest_due_age if counted else None,
+        "publish_rate": numbers.publish_rate.per_second,
+        "publish_rate_at_least": numbers.publish_rate.is_at_least,
+        "handle_rate": numbers.handle_rate.per_second,
+        "dead_letters": numbers.dead_letters,
+        "dead_letters_at_least": is_cut(numbers.dead_letters),
+        "dead_letter": numbers.dead_letter_queue,
+        "consumers": depth.consumers if depth else 0,
+        "last_active_age": depth.last_active_age if depth and math.isfinite(depth.last_active_age) else None,
+        "reapable": reapable_in == 0,
+        "reapable_in": reapable_in,
+        "paused": bool(depth and depth.paused),
+        "exclusive": bool(depth and depth.exclusive),
+        "owner": str(depth.owner) if depth and depth.owner else None,
+        "revived_per_day": numbers.events.get("revived", 0),
+        "vanished_per_day": numbers.events.get("vanished", 0),
     }
 
 
-def table(found: list[QueueStats]) -> list[str]:
-    """Return the numbers as lines of text with aligned columns."""
-    rows: list[tuple[str, ...]] = [
-        ("queue", *COLUMNS, "oldest due", "last active", "orphans until", "revived/d", "vanished/d", "state")
-    ]
-    rows += [
-        (
-            stats.name,
-            *(str(getattr(stats, column)) for column in COLUMNS),
-            _age(stats.oldest_due_age),
-            _age(stats.last_active_age) if stats.exists else "no row",
-            "never" if stats.orphans_expire_in == math.inf else _age(stats.orphans_expire_in),
-            str(stats.revived_per_day),
-            str(stats.vanished_per_day),
-            ", ".join(_states(stats)),
-        )
-        for stats in found
-    ]
+def table(found: list[Figures]) -> list[str]:
+    """Return the figures as lines of text with aligned columns."""
+    rows = [HEADER, *map(_cells, found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -117,22 +155,38 @@ def table(found: list[QueueStats]) -> list[str]:
     ]
 
 
-def _states(stats: QueueStats) -> list[str]:
+def _cells(figures: Figures) -> tuple[str, ...]:
+    return (
+        figures["name"],
+        *(count_of(figures[state], more=figures["at_least"]) for state in STATES),
+        count_of(figures["orphaned"], more=figures["orphaned_at_least"]),
+        _age(figures["oldest_due_age"]),
+        str(Rate(figures["publish_rate"], figures["publish_rate_at_least"])),
+        str(Rate(figures["handle_rate"])),
+        count_of(figures["dead_letters"], more=figures["dead_letters_at_least"]),
+        str(figures["consumers"]),
+        _age(figures["last_active_age"]) if figures["exists"] else "no row",
+        "never" if figures["orphans_expire_in"] == "never" else _age(figures["orphans_expire_in"]),
+        str(figures["revived_per_day"]),
+        str(figures["vanished_per_day"]),
+        ", ".join(_states(figures)),
+    )
+
+
+def _states(figures: Figures) -> list[str]:
     """Return what is special about a queue, in words."""
     states = []
-    if stats.paused:
+    if figures["exclusive"]:
+        states.append(f"owned by {figures['owner']}" if figures["owner"] else "exclusive")
+    if figures["dead_letter"] not in (None, f"{figures['name']}.dead"):
+        states.append(f"dead letters to {figures['dead_letter']}")
+    if figures["reapable_in"] is not None:
+        states.append(f"reapable in {_age(figures['reapable_in'])}" if figures["reapable_in"] else "reapable")
+    if figures["paused"]:
         states.append("paused")
-    if stats.owner is not None:
-        states.append(f"owned by {stats.owner}")
-    if stats.reapable:
-        states.append("reapable")
     return states
 
 
 def _age(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
-        if seconds >= size:
-            return f"{seconds / size:.1f}{unit}"
-    return f"{seconds:.1f}s"
+    # Without a space, so that columns are split at spaces.
+    return duration(seconds).replace(" ", "")
