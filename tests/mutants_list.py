@@ -157,10 +157,10 @@ MUTANTS = (
         DELIVERED_AGAIN,
         "a lapsed lease is never ready",
         "sql.py",
-        "            AND id > %(above)s\n"
-        "            AND (lease_expires_at IS NULL\n"
-        "                 OR (lease_expires_at <= statement_timestamp() AND NOT %(skip_suspects)s))\n",
-        "            AND id > %(above)s\n            AND lease_expires_at IS NULL\n",
+        "          AND id > %(above)s\n"
+        "          AND (lease_expires_at IS NULL\n"
+        "               OR (lease_expires_at <= statement_timestamp() AND NOT %(skip_suspects)s))\n",
+        "          AND id > %(above)s\n          AND lease_expires_at IS NULL\n",
         ("tests/test_claiming.py",),
     ),
     Mutant(

@@ -88,8 +88,8 @@ MUTANTS = (
         "claims stay short while a session holds vacuum back",
         "the walk starts at the head whatever the mark is",
         "sql.py",
-        "            AND id > %(above)s\n",
-        "            AND id > 0 * %(above)s\n",
+        "          AND id > %(above)s\n",
+        "          AND id > 0 * %(above)s\n",
         ("tests/test_low_water.py::test_behind_a_held_snapshot_claims_start_above_what_is_dead",),
     ),
     Mutant(

@@ -45,12 +45,13 @@ def make_queues() -> int:
     services.record_run(0.2, {}, "default")
     with connection.cursor() as cursor:
         for ago in range(59, -1, -1):
+            minute = int(services.now("default").timestamp() // 60)
             tallies = {
-                "orders": Tally(handled=300 + (ago * 37) % 120, failed=(ago * 7) % 5),
+                "orders": Tally(300 + (ago * 37) % 120, (ago * 7) % 5, 0, {minute: 300 + (ago * 31) % 130}),
                 "payments": Tally(
-                    handled=40 + (ago * 11) % 30, failed=2 if ago < 12 else 0, dead_lettered=int(ago == 5)
+                    40 + (ago * 11) % 30, 2 if ago < 12 else 0, int(ago == 5), {minute: 42 + (ago * 13) % 30}
                 ),
-                "thumbnails": Tally(handled=0 if 20 < ago < 32 else 900 - 9 * ago),
+                "thumbnails": Tally(handled=0 if 20 < ago < 32 else 900 - 9 * ago, published={minute: 560 + ago % 9}),
             }
             services.count_minute(tallies, "default")
             if ago:

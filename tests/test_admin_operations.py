@@ -13,15 +13,15 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.db.models.functions import Now
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, override_settings
 from django.urls import reverse
 
-from django_pgqueue import Queue, services
+from django_pgqueue import Queue, numbers, services
 from django_pgqueue.admin import messages as admin_messages
-from django_pgqueue.admin import numbers as admin_numbers
-from django_pgqueue.admin.charts import chart, rate
+from django_pgqueue.admin.charts import chart
 from django_pgqueue.models import MessageQueue, MessageQueueItem, ReaperRun
-from django_pgqueue.services import Minute, Tally
+from django_pgqueue.numbers import Numbers
+from django_pgqueue.services import Minute, Newest, Tally
 from tests.support import delete_queue, fetch, make_message, make_queue, seconds
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -102,6 +102,9 @@ def test_each_queue_is_shown_in_numbers(viewer: Client) -> None:
     Queue("gone").declare()
     fetch(f"UPDATE {ITEM} SET queue_id = NULL, orphaned_from = 'gone' WHERE queue_id = 'gone'")
     assert row_of(viewer, "gone")["condition"] == "1 orphans"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numbers, "MOST", 1)
+        assert row_of(viewer, "gone")["condition"] == "1+ orphans"
 
 
 def test_a_queue_that_is_special_says_so(viewer: Client) -> None:
@@ -126,7 +129,7 @@ def test_a_queue_that_is_special_says_so(viewer: Client) -> None:
 
 def test_many_messages_are_not_counted(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says "at least"."""
-    monkeypatch.setattr(admin_numbers, "MOST", 5)
+    monkeypatch.setattr(numbers, "MOST", 5)
     Queue("long").publish_many(range(9))
     Queue("short").publish_many(range(4))
     assert (row_of(viewer, "long")["ready"], row_of(viewer, "short")["ready"]) == ("5+", "4")
@@ -149,31 +152,78 @@ def test_the_reaper_is_told_of(viewer: Client) -> None:
     """In red where it does not run."""
     assert "The reaper has never run." in text_of(viewer.get(reverse(LIST)))
     services.record_run(1.0, {}, "default")
-    assert "The reaper ran 0 s ago." in text_of(viewer.get(reverse(LIST)))
+    assert re.search(r"The reaper ran \d\.\d s ago\.", text_of(viewer.get(reverse(LIST))))
     ReaperRun.objects.update(finished_at=Now() - seconds(7200))
     answer = viewer.get(reverse(LIST))
     assert "The reaper ran 2.0 h ago." in text_of(answer) and "pgqueue-late" in answer.content.decode()
 
 
 def test_the_last_hour_is_a_chart(viewer: Client) -> None:
-    """Of what consumers told; a queue in which nothing happened has none."""
-    Queue("busy").declare()
+    """Of what consumers told and of what waits; a queue in which nothing happened has none."""
+    Queue("busy").publish_many(range(300))
+    fetch(f"UPDATE {ITEM} SET published_at = date_trunc('minute', statement_timestamp()) - interval '3 minutes'")
     Queue("quiet").declare()
     services.count_minute({"busy": Tally(handled=600, failed=2)}, "default")
-    fetch("UPDATE django_pgqueue_queueminute SET minute = minute - interval '2 minutes'")
+    fetch(
+        "UPDATE django_pgqueue_queueminute SET published = 900,"
+        " minute = date_trunc('minute', statement_timestamp()) - interval '3 minutes'"
+    )
     html = viewer.get(reverse(LIST)).content.decode()
     assert html.count('<svg class="pgqueue-chart"') == 1
-    assert 'aria-label="600 handled in the last hour, 602 in the busiest minute"' in html
-    assert row_of(viewer, "busy")["activity"].endswith("2.0/s")
+    label = "In the last hour at least 1,200 published, 600 handled, 2 failed; the top is 1,200 a minute"
+    assert f'aria-label="{label}"' in html
+    row = row_of(viewer, "busy")
+    assert (row["published"], row["handled"]) == ("4.0+/s", "2.0/s")
+    assert 'title="At least so many."' in html
+    quiet = row_of(viewer, "quiet")
+    assert (quiet["published"], quiet["handled"], quiet["activity"]) == ("-", "-", "-")
+    # The page of one queue looks at more of its messages.
+    detail = viewer.get(page("busy"))
+    assert re.search(r"Published 4.0/s Handled 2.0/s", text_of(detail))
+    assert f'aria-label="{label.replace("at least ", "")}"' in detail.content.decode()
 
 
 def test_a_chart_is_drawn_to_scale() -> None:
-    """The busiest minute is as high as the picture, the present one at its right end."""
-    minutes = [Minute(59, 10, 0, 0), Minute(0, 5, 4, 1)]
-    handled, bad = re.findall(r'<path class="pgqueue-(?:handled|bad)" d="([^"]*)"/>', chart(minutes))
-    assert handled == "M0 24v-24h1.6v24zM118 24v-12h1.6v12z" and bad == "M118 12v-12h1.6v12z"
-    # The present minute is not over.
-    assert rate(minutes) == 0.0 and rate([Minute(1, 300, 0, 0)]) == 1.0
+    """The busiest minute is as high as the picture, the present one at its right end; it is told of later."""
+    minutes = [Minute(59, 10, 0, 0, published=5), Minute(57, 0, 0, 0, published=10), Minute(0, 5, 4, 1, published=7)]
+    paths = dict(re.findall(r'<path class="pgqueue-(\w+)" d="([^"]*)"/>', chart(Numbers("q", minutes=minutes))))
+    assert paths["handled"] == "M0 24v-24h1.6v24zM118 24v-12h1.6v12z" and paths["bad"] == "M118 12v-12h1.6v12z"
+    assert paths["published"] == "M0 12V12h2V24h2V0h2" + "V24h2" * 55
+
+
+def test_rates_are_of_the_last_minutes_that_are_over_and_told() -> None:
+    """What was handled: of the last five; what was published: of the five of which all consumers have told."""
+    assert Numbers("q", minutes=[Minute(0, 9, 0, 0), Minute(1, 150, 0, 0), Minute(5, 150, 0, 0)]).handle_rate == (
+        1.0,
+        False,
+    )
+    assert Numbers("q", minutes=[Minute(6, 9, 0, 0)]).handle_rate == (0.0, False)
+    told = [Minute(ago, 0, 0, 0, published=150) for ago in (1, 2, 6, 7)]
+    assert Numbers("q", minutes=told).publish_rate == (1.0, False)
+    with override_settings(PGQUEUE={"HEARTBEAT_INTERVAL": 30}):
+        assert Numbers("q", minutes=told).publish_rate == (1.0, False)
+    with override_settings(PGQUEUE={"HEARTBEAT_INTERVAL": 61}):
+        assert Numbers("q", minutes=told).publish_rate == (1.0, False)
+        assert Numbers("q", minutes=told[1:2]).publish_rate == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("newest", "told", "shown"),
+    [
+        # All that wait were seen, or all of the last minutes.
+        (Newest({3: 300}, 200.0), 0, "1.0/s"),
+        (Newest({3: 270, 7: 30}, 430.0, more=True), 30, "1.0/s"),
+        # Some of them: as many as they are in the time of which they are, or as in the minutes that are told.
+        (Newest({0: 300}, 30.0, more=True), 0, "10.0+/s"),
+        (Newest({0: 300}, 0.1, more=True), 0, "30.0+/s"),
+        (Newest({6: 300}, 400.0, more=True), 600, "3.0+/s"),
+        (Newest({0: 1}, 0.0), 0, "-"),
+        (Newest({3: 1}, 200.0), 0, "<0.1/s"),
+    ],
+)
+def test_a_publish_rate_that_is_not_exact_says_so(newest: Newest, told: int, shown: str) -> None:
+    """It is at least so many."""
+    assert str(Numbers("q", minutes=[Minute(2, 0, 0, 0, published=told)], newest=newest).publish_rate) == shown
 
 
 # --- Operations ---

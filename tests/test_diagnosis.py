@@ -5,6 +5,7 @@ Each finding is found where its trouble is, made on a real server, and not where
 """
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from django_pgqueue.devdb import throwaway
 from django_pgqueue.diagnosis import Limits
 from django_pgqueue.models import MessageQueueItem, ReaperRun
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import Tally
 from tests.databases import alias, database, migrate
 from tests.findings import provokes
 from tests.pgbouncer import pgbouncer
@@ -188,7 +190,7 @@ def test_a_reaper_that_does_not_run() -> None:
     Reaper("default").run_once()
     assert "W020" not in texts(diagnosis.examine("default"))
     ReaperRun.objects.update(finished_at=F("finished_at") - seconds(3 * 3600))
-    assert texts(diagnosis.examine("default"))["W020"] == "The reaper ran 3 hours ago."
+    assert texts(diagnosis.examine("default"))["W020"] == "The reaper ran 3.0 h ago."
     call_command("reap_queues")
     assert "W020" not in texts(diagnosis.examine("default"))
     run_ = ReaperRun.objects.get()
@@ -248,6 +250,56 @@ def test_dead_letters_of_the_last_hour() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(services, "LOOKED_AT", 2)
         assert "At least 2 messages" in examined()["W022"]
+
+
+@provokes("W022")
+@pytest.mark.parametrize(
+    ("hours", "usual"),
+    [
+        # So many in each hour before, of which consumers told: twenty within the last hour are more, or are usual.
+        ([4, 0, 5], 3.0),
+        ([13, 13], 13.0),
+        ([14, 14], None),
+        ([300, 0, 0, 0], None),
+        # Not known for an hour.
+        ([], 0.0),
+    ],
+)
+def test_dead_letters_that_grow(hours: list[int], usual: float | None) -> None:
+    """Compared with the hours before, where those are known; a queue that loses some each hour is known to."""
+    queue = Queue("mails")
+    queue.publish_many(range(20))
+    queue.reject(*queue.claim(20), reason="no")
+    for ago, count in enumerate(hours, start=1):
+        told("mails", 60 * ago + 59, Tally(handled=1, dead_lettered=count))
+    # Of when a message was published that was settled since, nobody told then.
+    told("mails", 1200, Tally(published={}), published=5)
+    text = examined().get("W022", "")
+    assert text.startswith("20 messages of queue 'mails' were dead-lettered within 1.0 h") == (usual is not None)
+    told_before = re.findall(r", ([\d.]+) in the same time before", text)
+    # A minute may have passed meanwhile.
+    assert [float(number) for number in told_before] == ([pytest.approx(usual, rel=0.02)] if usual else [])
+
+
+@provokes("W022")
+def test_more_dead_letters_than_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted by the minutes, where those know more."""
+    monkeypatch.setattr(services, "LOOKED_AT", 2)
+    queue = Queue("mails")
+    queue.publish_many(range(3))
+    queue.reject(*queue.claim(3), reason="no")
+    for ago, count in ((90, 10), (150, 10), (5, 100)):
+        told("mails", ago, Tally(dead_lettered=count))
+    assert examined()["W022"].startswith("100 messages of queue 'mails' were dead-lettered within 1.0 h")
+
+
+def told(name: str, ago: int, tally: Tally, published: int = 0) -> None:
+    """Let consumers have told something so many minutes ago."""
+    services.count_minute({name: tally}, "default")
+    fetch(
+        f"UPDATE django_pgqueue_queueminute SET minute = minute - interval '{ago} min', published = {published}"
+        " WHERE minute > now() - interval '2 min'"
+    )
 
 
 @provokes("W023")
@@ -416,7 +468,7 @@ def test_a_queue_of_notifications_that_fills_up() -> None:
 def test_clocks_that_differ(shift: float, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The application's is the one that is set wrong here."""
     monkeypatch.setattr(diagnosis.time, "time", lambda real=time.time: real() + shift)
-    assert f"The server's clock is 90 seconds {word}." == examined()["W031"]
+    assert f"The server's clock is 1.5 min {word}." == examined()["W031"]
 
 
 @provokes("W032")

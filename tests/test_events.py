@@ -348,7 +348,7 @@ def test_inspect_queues_shows_how_often_a_day(queue: Queue, capsys: pytest.Captu
     call_command("inspect_queues", "tmp")
     header, row = capsys.readouterr().out.splitlines()
     assert header.split()[-3:] == ["revived/d", "vanished/d", "state"]
-    assert row.split()[-2:] == ["3", "2"]
+    assert row.split()[-5:] == ["3", "2", "reapable", "in", "60.0min"]
 
 
 def test_events_are_kept_for_a_week(queue: Queue) -> None:

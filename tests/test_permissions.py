@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from uuid import uuid4
@@ -247,8 +248,9 @@ def consume(shop: Shop, using: str) -> None:
     heartbeat = Heartbeat(using, declared=[queue.declaration], consumer=uuid4())
     heartbeat.run_once()
     heartbeat.run_once()
+    minute = int(services.now(using).timestamp() // 60)
     for _ in range(2):
-        services.count_minute({"orders": services.Tally(1, 2, 3)}, using)
+        services.count_minute({"orders": services.Tally(1, 2, 3, {minute: 4})}, using)
     Queue("owned", exclusive=True, using=using).declare()
     assert services.take_over("owned", heartbeat.consumer, using)
     services.forget_consumer(heartbeat.consumer, using)
@@ -307,6 +309,7 @@ def operate(shop: Shop, using: str) -> None:
 def look(shop: Shop, using: str) -> None:
     shop.queue("orders").publish({})
     assert Queue("orders", using=using).stats().ready == 1
+    call_command("inspect_queues", database=using, stdout=StringIO())
     assert Reaper(using).preview().queues == []
     # All but the sessions of others, which no grant on a table shows.
     assert "django_pgqueue.I034" in {message.id for message in diagnosis.examine(using)}

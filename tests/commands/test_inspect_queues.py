@@ -10,12 +10,15 @@ import sys
 import time
 from collections.abc import Callable
 from typing import IO, Any
+from uuid import uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
 
+from django_pgqueue import Queue, numbers, services
 from django_pgqueue.models import MessageQueue
-from tests.support import DEADLINE, delete_queue, make_message, make_queue, wait_until
+from django_pgqueue.services import Tally
+from tests.support import DEADLINE, delete_queue, fetch, make_message, make_queue, wait_until
 from tests.workers import ROOT, command, environment, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -69,7 +72,64 @@ def test_text_is_a_table(queues: None, capsys: pytest.CaptureFixture[str]) -> No
     assert [row.split()[0] for row in rows] == ["gone", "idle", "q"]
     assert "no row" in rows[0]
     assert rows[1].split()[-5:] == ["2.0h", "-", "0", "0", "reapable"]
-    assert rows[2].split()[1:8] == ["2", "1", "1", "1", "1", "0", "2.0m"]
+    assert rows[2].split()[1:12] == ["2", "1", "1", "1", "1", "0", "2.0min", "-", "-", "0", "0"]
+
+
+def test_it_tells_what_the_admin_tells(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rates, dead letters wherever they wait, consumers, owners, dead-letter queues, and when queues may be reaped."""
+    queue = Queue("orders", dead_letter="late")
+    queue.publish_many(range(303))
+    queue.reject(*queue.claim(3), reason="no")
+    minutes_ago = "date_trunc('minute', statement_timestamp()) - interval '3 min'"
+    fetch(f"UPDATE django_pgqueue_messagequeueitem SET published_at = {minutes_ago}")
+    services.count_minute({"orders": Tally(handled=600)}, "default")
+    fetch(f"UPDATE django_pgqueue_queueminute SET minute = {minutes_ago}, published = 300")
+    services.beat(uuid4(), "host", 1, ["orders"], "default")
+    owner = uuid4()
+    make_queue("owned", exclusive=True, exclusive_consumer_id=owner)
+    make_queue("free", exclusive=True)
+    make_queue("replies", auto_deleted=True, idle=600)
+    make_queue("full", auto_deleted=True, idle=7200)
+    make_message("full")
+    found = inspect(capsys)
+    orders = found["orders"]
+    assert (orders["publish_rate"], orders["publish_rate_at_least"], orders["handle_rate"]) == (2.0, True, 2.0)
+    assert (orders["dead_letters"], orders["dead"], orders["dead_letter"], orders["consumers"]) == (3, 0, "late", 1)
+    assert not inspect(capsys, "orders")["orders"]["publish_rate_at_least"]
+    assert (found["owned"]["exclusive"], found["owned"]["owner"]) == (True, str(owner))
+    assert found["owned"]["dead_letter"] == "owned.dead"
+    assert (found["free"]["exclusive"], found["free"]["owner"]) == (True, None)
+    assert 2990 < found["replies"]["reapable_in"] <= 3000 and not found["replies"]["reapable"]
+    assert found["full"]["reapable_in"] is None and not found["full"]["reapable"]
+    call_command("inspect_queues")
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert rows["orders"][8:12] == ["2.0+/s", "2.0/s", "3", "1"]
+    assert rows["orders"][-4:] == ["dead", "letters", "to", "late"]
+    assert rows["owned"][-3:] == ["owned", "by", str(owner)] and rows["free"][-1] == "exclusive"
+    assert rows["replies"][-3:] == ["reapable", "in", "50.0min"] and rows["full"][-1] == "0"
+
+
+def test_many_messages_are_counted_only_when_that_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it says "at least"."""
+    monkeypatch.setattr(numbers, "MOST", 5)
+    Queue("long").publish_many(range(9))
+    orphaned = Queue("orphaned")
+    orphaned.publish_many(range(7))
+    delete_queue("orphaned")
+    found = inspect(capsys)
+    assert (found["long"]["ready"], found["long"]["at_least"]) == (5, True)
+    assert (found["orphaned"]["orphaned"], found["orphaned"]["orphaned_at_least"]) == (5, True)
+    call_command("inspect_queues", "long", "orphaned")
+    text = capsys.readouterr().out
+    assert re.search(r"^long +5\+ +0 ", text, re.MULTILINE) and re.search(
+        r"^orphaned( +0){5} +5\+ ", text, re.MULTILINE
+    )
+    call_command("inspect_queues", "long", "orphaned", "--exact", "--format", "json")
+    long, orphans = json.loads(capsys.readouterr().out)
+    assert (long["ready"], long["at_least"]) == (9, False)
+    assert (orphans["orphaned"], orphans["orphaned_at_least"], orphans["orphans_expire_in"]) == (7, False, "never")
 
 
 def test_no_queues_are_an_empty_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,8 +149,12 @@ COMMANDS = {
     ),
     "inspect_queues": Words(
         about=(
-            "It reads all messages of the queues: with millions that takes a while. Queues that are gone and that"
-            " orphans remember are shown as well."
+            "It shows what the [admin](admin.md) shows, and reads little, however much waits: of each queue some 1,000"
+            " messages, in each of three walks (due by a time, not due yet, never delayed), and as many of its dead"
+            " letters and orphans. `1,000+` means at least so many. `--exact` reads all messages of the queues: with"
+            " millions that takes a while. Queues that are gone and that orphans remember are shown as well. Rates are"
+            " messages a second, of the last minutes that consumers have told of: [rates](admin.md#rates) says what"
+            " they know and what not."
         ),
         exits={
             0: "Also when a signal ended `--watch`.",
@@ -168,12 +172,24 @@ COMMANDS = {
             "leased": "messages that consumers hold",
             "dead": "dead letters that lie on this queue",
             "expired": "messages whose TTL has passed, and that the reaper has not met yet",
+            "at_least": "whether there may be more of these five",
             "orphaned": "messages that lost this queue's row",
-            "oldest_due_age": "for how long the oldest ready message has been due; null: none is ready",
+            "orphaned_at_least": "whether there may be more of them",
+            "orphans_expire_in": 'until the last orphan expires (`"never"`: some do not); null: there are none',
+            "oldest_due_age": "for how long the oldest ready message has been due, of those that were counted; null:"
+            " none is ready",
+            "publish_rate": "messages published a second",
+            "publish_rate_at_least": "whether it may be more",
+            "handle_rate": "messages handled a second",
+            "dead_letters": "messages that this queue gave up, wherever they wait",
+            "dead_letters_at_least": "whether there may be more of them",
+            "dead_letter": "the queue that they go to; null: they stay on this one, parked",
+            "consumers": "living consumer processes that name the queue",
             "last_active_age": "since it was last declared, published to or consumed; null: it has no row",
             "reapable": "whether the reaper may delete it now: auto-deleted, idle, empty, not paused",
-            "orphans_expire_in": 'until the last orphan expires (`"never"`: some do not); null: there are none',
+            "reapable_in": "until it may, if nobody uses it; null: it is no auto-deleted one, not empty, or paused",
             "paused": "whether claims are stopped",
+            "exclusive": "whether one consumer at a time claims",
             "owner": "the id of the consumer that owns it, if it is exclusive; null: nobody",
             "revived_per_day": "how often within 24 hours it was made again after it was reaped",
             "vanished_per_day": "how often within 24 hours it was made again after something else had deleted its row",
