@@ -44,8 +44,9 @@ SELECT 'admin-' || lpad((CASE WHEN number %% 5 = 0 THEN 0 ELSE number %% %(queue
 FROM generate_series(%(start)s::bigint, %(end)s::bigint) AS number
 """
 MAKE_MINUTES = """
-INSERT INTO django_pgqueue_queueminute (queue, minute, handled)
-SELECT name, date_trunc('minute', statement_timestamp()) - number * interval '1 minute', number * 17 % 600
+INSERT INTO django_pgqueue_queueminute (queue, minute, handled, published)
+SELECT name, date_trunc('minute', statement_timestamp()) - number * interval '1 minute',
+       number * 17 % 600, number * 19 % 600
 FROM django_pgqueue_messagequeue, generate_series(0, 1439) AS number
 """
 BATCH = 500_000
@@ -94,12 +95,15 @@ def urls() -> dict[str, str]:
     queues = reverse("admin:django_pgqueue_messagequeue_changelist")
     items = reverse("admin:django_pgqueue_messagequeueitem_changelist")
     message = MessageQueueItem.objects.filter(queue=BIG).order_by("-id").values_list("pk", flat=True)[0]
+    middle = message // 2
     return {
         "the queues": queues,
         "the queues, last page": f"{queues}?p=4",
         "a queue of two million": reverse("admin:django_pgqueue_messagequeue_change", args=[BIG]),
         "all messages": items,
+        "all messages, a page in the middle": f"{items}?after={middle}",
         "messages of the largest queue": f"{items}?queue={BIG}",
+        "messages of the largest queue, a page in the middle": f"{items}?queue={BIG}&after=_{middle}",
         "messages of a small queue": f"{items}?queue={MIDDLE}",
         "ready messages of the largest queue": f"{items}?queue={BIG}&state=ready",
         "leased messages of the largest queue": f"{items}?queue={BIG}&state=leased",
