@@ -11,15 +11,16 @@ COUNTED = "what is counted happened"
 ALLOWED = "in the admin one does what one may, and it is written down"
 TOLD = "a minute tells what became of messages"
 CELERY = "a task of Celery's is a message like any other"
-RATED = "a rate says what it knows"
-PAGED = "each message of a list is on one page"
-INSPECTED = "the terminal tells what the admin tells"
 PROBED = "a probe is told the truth"
 WRITTEN = "the reference says what the code does"
 
 DIAGNOSIS = "tests/test_diagnosis.py"
 REFERENCE = "tests/test_reference.py"
-TRANSPORT = "tests/test_celery_transport.py : tests/test_message_pages.py"
+TRANSPORT = "tests/test_celery_transport.py"
+RATED = "a rate says what it knows"
+PAGED = "each message of a list is on one page"
+INSPECTED = "the terminal tells what the admin tells"
+PAGES = "tests/test_message_pages.py"
 
 MUTANTS = (
     Mutant(
@@ -316,113 +317,152 @@ MUTANTS = (
         "            raise self.error\n",
         "            return False\n",
         (f"{TRANSPORT}::test_a_worker_without_the_tables_ends",),
+    ),
+    Mutant(
         TOLD,
         "what comes back counts as published again",
         "services.py",
         " // 60) if is_new else None\n",
         " // 60)\n",
         ("tests/test_history.py::test_what_was_published_is_what_was_settled_and_what_waits",),
+    ),
+    Mutant(
         TOLD,
         "what was published to one minute is replaced",
         "sql.py",
         "    published = kept.published + excluded.published\n",
         "    published = excluded.published\n",
         ("tests/test_history.py::test_counts_of_several_processes_add_up",),
+    ),
+    Mutant(
         TOLD,
         "a message of any time makes a minute",
         "sql.py",
         "WHERE minute > statement_timestamp() - %(age)s * interval '1 second' AND minute <= statement_timestamp()\n",
         "WHERE %(age)s > 0\n",
         ("tests/test_history.py::test_minutes_of_publishing_that_are_not_kept_are_dropped",),
+    ),
+    Mutant(
         TOLD,
         "what fails for the last time is not given up",
         "consumer.py",
         "            return lost, len(given_up)\n",
         "            return lost, 0\n",
         ("tests/test_history.py::test_what_is_given_up_is_told_however_it_was",),
+    ),
+    Mutant(
         TOLD,
         "what a claim gives up is not told",
         "consumer.py",
         "        lane.count_set_aside(claim.dead_lettered)\n",
+        "",
         ("tests/test_history.py::test_what_is_given_up_is_told_however_it_was",),
+    ),
+    Mutant(
         TOLD,
         "a lane keeps all minutes that there ever were",
         "lanes.py",
         "        if len(published) > MOST_MINUTES:\n",
         "        if not published:\n",
         ("tests/test_history.py::test_a_lane_keeps_no_more_minutes_than_so_many",),
+    ),
+    Mutant(
         RATED,
         "the oldest messages are taken for the newest",
         "sql.py",
         "    ORDER BY read_after DESC, id DESC\n    LIMIT %(most)s) AS newest\n",
         "    ORDER BY read_after, id\n    LIMIT %(most)s) AS newest\n",
         ("tests/test_history.py::test_no_more_of_the_newest_messages_are_looked_at_than_so_many",),
+    ),
+    Mutant(
         RATED,
         "a look that was cut is taken for a whole one",
         "services.py",
         "sum(ages.values()) >= most)",
         "sum(ages.values()) > most)",
         ("tests/test_history.py::test_no_more_of_the_newest_messages_are_looked_at_than_so_many",),
+    ),
+    Mutant(
         RATED,
         "a rate of what was seen is an exact one",
         "numbers.py",
         "        if self.exact_minutes >= last:\n",
         "        if self.exact_minutes >= 0:\n",
         ("tests/test_admin_operations.py::test_a_publish_rate_that_is_not_exact_says_so",),
+    ),
+    Mutant(
         RATED,
         "minutes of which not all consumers have told count",
         "numbers.py",
         "    return 1 + math.ceil(settings.HEARTBEAT_INTERVAL / 60)\n",
         "    return 1\n",
         ("tests/test_admin_operations.py::test_rates_are_of_the_last_minutes_that_are_over_and_told",),
+    ),
+    Mutant(
         PAGED,
         "what is due at the same time as the last message is left out",
         "admin/keyset.py",
         "Value(key.id))\n",
         "Value(0))\n",
         (f"{PAGES}::test_each_message_is_on_one_page",),
+    ),
+    Mutant(
         PAGED,
         "each page begins at the first walk",
         "admin/keyset.py",
         "walks[walks.index(key.due is not None) :]",
         "walks",
         (f"{PAGES}::test_each_message_is_on_one_page",),
+    ),
+    Mutant(
         PAGED,
         "a queue's messages without a due time are read by id alone",
         "admin/keyset.py",
         '        return [f"{sign}read_after", f"{sign}id"] if self.by_due else [f"{sign}id"]\n',
         '        return [f"{sign}id"]\n',
         (f"{PAGES}::test_a_page_in_the_middle_reads_no_more_than_it_shows",),
+    ),
+    Mutant(
         PAGED,
         "a wrong key is an error",
         "admin/messages.py",
         "            except (ValueError, DataError):\n",
         "            except ZeroDivisionError:\n",
         (f"{PAGES}::test_what_is_no_key_gives_the_first_page",),
+    ),
+    Mutant(
         FOUND,
         "as many dead letters as always are reported",
         "diagnosis.py",
         "        if count <= limits.letters_ratio * before:\n",
         "        if count <= 0:\n",
         (f"{DIAGNOSIS}::test_dead_letters_that_grow",),
+    ),
+    Mutant(
         FOUND,
         "a message published long ago tells of dead letters then",
         "sql.py",
         "min(minute)\n                    FILTER (WHERE handled > 0 OR failed > 0 OR dead_lettered > 0))",
         "min(minute))",
         (f"{DIAGNOSIS}::test_dead_letters_that_grow",),
+    ),
+    Mutant(
         INSPECTED,
         "what is not counted is not told",
         "management/commands/inspect_queues.py",
         "numbers.is_more and exact is None",
         "False",
         ("tests/commands/test_inspect_queues.py::test_many_messages_are_counted_only_when_that_is_asked_for",),
+    ),
+    Mutant(
         INSPECTED,
         "nobody gets exact numbers",
         "management/commands/inspect_queues.py",
         "services.stats(names, using)} if exact else {}",
         "services.stats(names, using)} if False else {}",
         ("tests/commands/test_inspect_queues.py::test_many_messages_are_counted_only_when_that_is_asked_for",),
+    ),
+    Mutant(
         INSPECTED,
         "a queue that holds messages may be reaped",
         "numbers.py",
