@@ -457,7 +457,7 @@ class Consumer:
         if is_suspect or claim.suspect_met or is_others_turn:
             # What such a claim walked past, or left, may be below what it brought.
             lane.mark.drop()
-        self._hold(lane, claim.messages, before)
+        self._hold(lane, claim, before)
         if self._is_inline:
             self._workers.work_inline(lane)
         is_more = is_suspect or claim.suspect_met or is_others_turn or claim.more or len(claim.messages) >= room
@@ -467,9 +467,11 @@ class Consumer:
             is_more = True
         self._plan_look(lane, claim, is_more=is_more)
 
-    def _hold(self, lane: Lane, messages: Sequence[Message], claimed: float) -> None:
-        for message in messages:
+    def _hold(self, lane: Lane, claim: services.Claim, claimed: float) -> None:
+        for message in claim.messages:
             held = Held(message, claimed)
+            if claim.waits:
+                held.due = claimed - claim.waits[message.id]
             lane.held[message.id] = held
             if message.suspect:
                 self._solo = lane, held
@@ -608,7 +610,7 @@ class Consumer:
             # Others may be idle, and this process may be about to end.
             services.notify(lane.queue.name, self.using)
             return lost, 0
-        return set(), 0
+        return ({message.id for message in messages} if verb == "lost" else set()), 0
 
     # --- Leases ---
 

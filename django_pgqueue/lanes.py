@@ -65,11 +65,13 @@ class Held:
     confirmed: float
     started: float | None = None
     lost: bool = False
+    #: Monotonic time at which it was due. Known where somebody traces.
+    due: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a message ended: "ack", "nack", "reject", "release" or "settled" (nothing left to do)."""
+    """How a message ended: "ack", "nack", "reject", "release", "settled" or "lost" (nothing left to do)."""
 
     verb: str
     reason: str = ""
@@ -79,6 +81,7 @@ class Outcome:
 ACK = Outcome("ack")
 RELEASE = Outcome("release")
 SETTLED = Outcome("settled")
+LOST = Outcome("lost")
 
 
 @dataclass(eq=False)

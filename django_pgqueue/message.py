@@ -159,6 +159,14 @@ def encode_headers(headers: Mapping[str, object] | None, max_bytes: int) -> str:
     return encode(dict(headers), max_bytes, "headers")
 
 
+def add_headers(headers: str, added: dict[str, str]) -> str:
+    """Return the JSON text of headers with others, which have other keys, added."""
+    if not added:
+        return headers
+    text = _encode(added)
+    return text if headers == "{}" else f"{text[:-1]},{headers[1:]}"
+
+
 def _raise_where(value: object, root: str) -> None:
     """Walk a value and raise ``PayloadError`` at the first thing that JSON cannot carry."""
     # Iterative, because the values that matter here are those that exhaust recursion.

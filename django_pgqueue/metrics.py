@@ -8,15 +8,13 @@ docs/metrics.md lists them all.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
-from django.db import DatabaseError, InterfaceError, transaction
+from django.db import transaction
 from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
 from prometheus_client import (
@@ -31,32 +29,12 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from django_pgqueue import services, signals
-from django_pgqueue.conf import database_alias
-from django_pgqueue.loop import describe, own_connection
-
-logger = logging.getLogger("django_pgqueue")
-
-# Seconds that each statement of a scrape gets: those that give up must not pile up in the server.
-PATIENCE = 5.0
-# So many messages of each queue are looked at in a scrape, in each of three walks.
-MOST = 10_000
-# So many queues have a label of their own in a counter: one that never saw a name again would grow for ever.
-MOST_NAMES = 500
-OTHERS = "(others)"
-# Auto-deleted queues come and go, often under names of their own: together they are one.
-AUTO_DELETED = "(auto-deleted)"
-
-STATES = ("ready", "delayed", "leased", "dead", "expired")
+from django_pgqueue import measures
+from django_pgqueue.measures import COUNTS, Count, Gauge
 
 
 class QueueCollector(Collector):
-    """
-    The gauges: what the tables hold. ``using``: alias of the queues' database (None: ``DATABASE``).
-
-    A scrape takes a connection of its own, and reads no more than ``MOST`` messages of a queue. Where the
-    database does not answer, ``pgqueue_up`` is 0 and the others are missing.
-    """
+    """The gauges, read at each scrape. ``using``: alias of the queues' database (None: ``DATABASE``)."""
 
     def __init__(self, using: str | None = None) -> None:
         self.using = using
@@ -66,121 +44,29 @@ class QueueCollector(Collector):
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the gauges."""
-        using = database_alias(self.using)
-        up = GaugeMetricFamily("pgqueue_up", "Whether the queues' database answered this scrape.")
-        try:
-            with own_connection(using, "metrics"), services.bounded(PATIENCE, using):
-                found = list(self._read(using))
-        except (DatabaseError, InterfaceError) as error:
-            logger.warning("metrics not read error=%s", describe(error))
-            found = []
-        up.add_metric([], bool(found))
-        yield up
-        yield from found
-
-    def _read(self, using: str) -> Iterator[GaugeMetricFamily]:
-        messages = GaugeMetricFamily(
-            "pgqueue_messages",
-            f"Messages by state; at least so many where pgqueue_messages_uncounted is 1 ({MOST} are looked at).",
-            labels=["queue", "state"],
-        )
-        more = GaugeMetricFamily(
-            "pgqueue_messages_uncounted", "Whether there are messages that were not looked at.", labels=["queue"]
-        )
-        oldest = GaugeMetricFamily(
-            "pgqueue_oldest_due_age_seconds", "Age of the oldest due message, 0 if none is due.", labels=["queue"]
-        )
-        consumers = GaugeMetricFamily(
-            "pgqueue_consumers", "Living consumer processes that name the queue.", labels=["queue"]
-        )
-        paused = GaugeMetricFamily("pgqueue_paused", "Whether the queue is paused.", labels=["queue"])
-        for name, depths in self._by_label(using).items():
-            for state in STATES:
-                messages.add_metric([name, state], sum(getattr(depth, state) for depth in depths))
-            more.add_metric([name], any(depth.more for depth in depths))
-            oldest.add_metric([name], max(depth.oldest_due_age or 0.0 for depth in depths))
-            consumers.add_metric([name], sum(depth.consumers for depth in depths))
-            paused.add_metric([name], any(depth.paused for depth in depths))
-        yield from (messages, more, oldest, consumers, paused)
-        yield from self._rest(using)
-
-    def _by_label(self, using: str) -> dict[str, list[services.Depth]]:
-        by_label: dict[str, list[services.Depth]] = {}
-        for depth in services.depths(MOST, using):
-            by_label.setdefault(AUTO_DELETED if depth.auto_deleted else depth.name, []).append(depth)
-        return by_label
-
-    def _rest(self, using: str) -> Iterator[GaugeMetricFamily]:
-        orphans = GaugeMetricFamily("pgqueue_orphans", f"Messages whose queue is gone; at most {MOST} are looked at.")
-        orphans.add_metric([], sum(services.orphans(MOST, using).values()))
-        yield orphans
-        events = GaugeMetricFamily(
-            "pgqueue_queue_events_per_day", "Queues reaped, revived and vanished within a day.", labels=["kind"]
-        )
-        by_kind = dict.fromkeys(("reaped", "revived", "vanished"), 0)
-        for (_, kind), count in services.events_per_day(using).items():
-            by_kind[kind] = by_kind.get(kind, 0) + count
-        for kind, count in by_kind.items():
-            events.add_metric([kind], count)
-        yield events
-        age = services.last_run_age(using)
-        if age is not None:
-            reaper = GaugeMetricFamily("pgqueue_reaper_last_run_age_seconds", "Since a run of the reaper ended.")
-            reaper.add_metric([], age)
-            yield reaper
+        """Yield the gauges that have values."""
+        for gauge, values in measures.read(self.using).items():
+            if values:
+                family = GaugeMetricFamily(name_of(gauge), gauge.text, labels=gauge.labels)
+                for labels, value in values:
+                    family.add_metric(labels, value)
+                yield family
 
 
-# --- Counters: what this process did ---
+def name_of(measure: Gauge | Count) -> str:
+    """Return the name by which Prometheus knows it."""
+    return f"pgqueue_{measure.name}_seconds" if measure.unit == "s" else f"pgqueue_{measure.name}"
 
 
-@dataclass(frozen=True)
-class Count:
-    """One counter, and how a signal's arguments make it grow."""
-
-    name: str
-    text: str
-    #: The argument that tells how many, a number or a list. None: one at a time.
-    amount: str | None = None
-    #: An argument that is a label beside the queue.
-    label: str | None = None
-
-    @cached_property
-    def counter(self) -> Counter:
-        return Counter(self.name, self.text, ["queue", *filter(None, [self.label])])
-
-
-COUNTS: dict[Signal, Count] = {
-    signals.messages_published: Count("pgqueue_messages_published", "Messages published, once committed.", "count"),
-    signals.messages_handled: Count("pgqueue_messages_handled", "Messages whose handlers ended, settled.", "count"),
-    signals.message_failed: Count("pgqueue_messages_failed", "Deliveries that failed and are retried."),
-    signals.messages_dead_lettered: Count("pgqueue_messages_dead_lettered", "Messages given up.", "ids"),
-    signals.messages_expired: Count("pgqueue_messages_expired", "Messages deleted as their TTL passed.", "count"),
-    signals.messages_redriven: Count("pgqueue_messages_redriven", "Dead letters sent back.", "count"),
-    signals.messages_purged: Count("pgqueue_messages_purged", "Messages purged.", "count"),
-    signals.orphans_adopted: Count("pgqueue_orphans_adopted", "Orphans given back to their queue.", "count"),
-    signals.lease_lost: Count("pgqueue_leases_lost", "Messages whose lease was lost before they were settled.", "ids"),
-    signals.queue_reaped: Count("pgqueue_queues_reaped", "Idle queues deleted by the reaper."),
-    signals.queue_healed: Count("pgqueue_queues_healed", "Queues made again, by why they were gone.", label="cause"),
-    signals.subscription_lagged: Count(
-        "pgqueue_subscriptions_lagged", "Times that a live subscriber missed messages.", label="reason"
-    ),
-}
-
-# Names that have a label.
-_names: set[str] = set()
+@cache
+def counter_of(count: Count) -> Counter:
+    """Return the counter, in the default registry."""
+    return Counter(name_of(count), count.text, count.labels)
 
 
 def _count(sender: Any, signal: Signal, **kwargs: Any) -> None:
-    count, name = COUNTS[signal], str(sender)
-    if name not in _names:
-        if len(_names) >= MOST_NAMES:
-            name = OTHERS
-        else:
-            _names.add(name)
-    labels = [name] if count.label is None else [name, kwargs[count.label]]
-    amount = 1 if count.amount is None else kwargs[count.amount]
-    count.counter.labels(*labels).inc(amount if isinstance(amount, int) else len(amount))
+    labels, amount = COUNTS[signal].of(sender, kwargs)
+    counter_of(COUNTS[signal]).labels(*labels).inc(amount)
 
 
 def install(using: str | None = None) -> None:

@@ -18,10 +18,10 @@ from weakref import WeakSet
 
 from asgiref.sync import sync_to_async
 
-from django_pgqueue import services
+from django_pgqueue import services, tracing
 from django_pgqueue.conf import database_alias, settings
 from django_pgqueue.lanes import ACK_MODES, Handler
-from django_pgqueue.message import Message, encode, encode_headers, encode_many
+from django_pgqueue.message import Message, add_headers, encode, encode_headers, encode_many
 from django_pgqueue.redrive import Redrive
 from django_pgqueue.schema import P, Schema, Validation, misfit, validation_of
 from django_pgqueue.services import Declaration, Letters, Outgoing, QueueStats
@@ -234,7 +234,16 @@ class Queue(Generic[P]):
         most = settings.MAX_PAYLOAD_BYTES
         value = payload if self._validation is None else self._validation.dump(payload)
         outgoing = Outgoing(encode(value, most), encode_headers(headers, most), delay or None, expires_in)
+        if tracing.instrument is not None:
+            return self._publish_traced(outgoing, headers)
         return services.publish(self.declaration, outgoing, self.using)
+
+    def _publish_traced(self, outgoing: Outgoing, headers: Mapping[str, Any] | None) -> int:
+        with tracing.publishing(self._target, headers) as publication:
+            text = add_headers(outgoing.headers, publication.context)
+            message_id = services.publish(self.declaration, replace(outgoing, headers=text), self.using)
+            publication.ids = [message_id]
+        return message_id
 
     def publish_many(
         self,
@@ -252,14 +261,15 @@ class Queue(Generic[P]):
         """
         delay, expires_in = self._times(delay, ttl)
         most = settings.MAX_PAYLOAD_BYTES
-        return services.publish_many(
-            self.declaration,
-            encode_many(payloads if self._validation is None else self._dump_many(payloads), most),
-            self.using,
-            headers=encode_headers(headers, most),
-            delay=delay or None,
-            expires_in=expires_in,
-        )
+        values = payloads if self._validation is None else self._dump_many(payloads)
+        chunks, text = encode_many(values, most), encode_headers(headers, most)
+        times = {"delay": delay or None, "expires_in": expires_in}
+        if tracing.instrument is None or not chunks:
+            return services.publish_many(self.declaration, chunks, self.using, headers=text, **times)
+        with tracing.publishing(self._target, headers, is_batch=True) as publication:
+            text = add_headers(text, publication.context)
+            publication.ids = ids = services.publish_many(self.declaration, chunks, self.using, headers=text, **times)
+        return ids
 
     def _dump_many(self, payloads: Iterable[P]) -> list[Any]:
         assert self._validation is not None
@@ -272,6 +282,10 @@ class Queue(Generic[P]):
     async def apublish_many(self, payloads: Iterable[P], **options: Any) -> list[int]:
         """As ``publish_many()``. Runs in Django's thread for synchronous code, on its connection."""
         return await sync_to_async(self.publish_many)(payloads, **options)
+
+    @property
+    def _target(self) -> tracing.Target:
+        return tracing.Target(self.name, self.using, self._auto_deleted)
 
     def _times(self, delay: Seconds, ttl: Seconds | None) -> tuple[float, float | None]:
         """Return the delay, and the seconds from now to the expiry."""

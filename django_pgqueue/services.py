@@ -30,7 +30,7 @@ from django.db import DatabaseError, IntegrityError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg import IsolationLevel
 
-from django_pgqueue import signals, sql
+from django_pgqueue import signals, sql, tracing
 from django_pgqueue.conf import settings
 from django_pgqueue.exceptions import FOREIGN_KEY_VIOLATION, LeaseLost, QueueNotFound
 from django_pgqueue.message import Message, decode
@@ -104,6 +104,8 @@ class Claim(NamedTuple):
     closed: bool
     #: The lowest and the highest id claimed by the walk in id order. None: it brought nothing.
     walked: tuple[int, int] | None
+    #: Seconds from when a message was due until now, by the database's clock. Only where somebody traces.
+    waits: dict[int, float]
 
 
 class Look(NamedTuple):
@@ -824,6 +826,7 @@ def claim(
         "most_bytes": most_bytes,
         "above": above,
     }
+    began = None if tracing.instrument is None else time.time_ns()
     rows = _run(using, sql.CLAIM, **params)
     if [row[0] for row in rows] == ["foreign"] and take_over(declaration.name, consumer, using):
         rows = _run(using, sql.CLAIM, **params)
@@ -831,9 +834,10 @@ def claim(
     undecodable: list[int] = []
     exhausted: list[int] = []
     flags: set[str] = set()
+    waits: dict[int, float] = {}
     walked = None
     time_of = _clock(connection)
-    for kind, message_id, payload, headers, count, published_at, lease_expires_at, is_new, suspect in rows:
+    for kind, message_id, payload, headers, count, published_at, lease_expires_at, is_new, read_after, suspect in rows:
         if kind == "claimed":
             try:
                 body = decode(payload), {} if headers == "{}" else decode(headers)
@@ -844,6 +848,8 @@ def claim(
             minute = int(min(max(published_at, EARLIEST), LATEST) // 60) if is_new else None
             message = Message(message_id, declaration.name, *body, count, *times, token, suspect, len(payload), minute)
             messages.append(message)
+            if began is not None:
+                waits[message_id] = lease_expires_at - lease - (published_at if read_after is None else read_after)
         elif kind == "exhausted":
             exhausted.append(message_id)
         elif kind == "ready":
@@ -853,8 +859,10 @@ def claim(
     aside = _set_aside(declaration, undecodable, token, "undecodable payload or headers", using)
     aside += _set_aside(declaration, exhausted, None, "worker lost: the lease lapsed on the last delivery", using)
     messages.sort(key=attrgetter("id"))
+    if began is not None and messages:
+        tracing.claimed(tracing.Target(declaration.name, using, declaration.auto_deleted), messages, began)
     is_closed = not flags.isdisjoint({"paused", "foreign"})
-    return Claim(messages, "suspect" in flags, aside, "more" in flags, is_closed, walked)
+    return Claim(messages, "suspect" in flags, aside, "more" in flags, is_closed, walked, waits)
 
 
 def _clock(connection: BaseDatabaseWrapper) -> Callable[[float], datetime]:

@@ -364,7 +364,8 @@ NOTIFY = "SELECT pg_notify(%(channel)s, '')"
 # Locks: the candidates FOR UPDATE; rows that others hold are skipped, nobody waits. An exclusive
 # queue's row FOR SHARE, so that a change of its owner and a claim cannot pass each other unseen.
 # Index: django_pgqueue_item_claim_idx; the update changes none of its columns.
-# Times are seconds since 1970: Django's way to read a timestamp takes as long as decoding the payload.
+# Times (published, end of the lease, due if it was ever delayed) are seconds since 1970: Django's way to read a
+# timestamp takes as long as decoding the payload.
 # Whoever was never given back or set aside has no failures: its publish is counted when it is settled.
 # Returns rows of kind "claimed", "exhausted" (delivered max_deliveries times: to be dead-lettered),
 # "ready" (the lowest and, in place of the count, the highest id claimed by the walk in id order)
@@ -419,7 +420,7 @@ WITH shared AS (
     SELECT id, delivery_count, lapsed, bytes, false, row_number() OVER (), random()
     FROM ready
 ), fit AS (
-    SELECT candidate.id, candidate.lapsed, candidate.is_due,
+    SELECT id, lapsed, is_due,
            sum(candidate.bytes) OVER (ORDER BY candidate.place, candidate.tie) - candidate.bytes AS bytes_before
     FROM candidate, queue
     WHERE candidate.delivery_count < queue.max_deliveries
@@ -437,31 +438,31 @@ WITH shared AS (
         delivery_count = delivery_count + 1
     WHERE id = ANY (ARRAY(SELECT id FROM chosen))
     RETURNING id, payload::text, headers::text, delivery_count,
-              date_part('epoch', published_at), date_part('epoch', lease_expires_at), failures IS NULL
+              date_part('epoch', published_at), date_part('epoch', lease_expires_at), failures IS NULL,
+              date_part('epoch', read_after)
 )
 SELECT 'claimed', claimed.*, (SELECT bool_or(lapsed) FROM chosen)
 FROM claimed
 UNION ALL
-SELECT 'exhausted', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'exhausted', candidate.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM candidate, queue
 WHERE candidate.delivery_count >= queue.max_deliveries
 UNION ALL
-SELECT 'ready', min(id), NULL, NULL, max(id), NULL, NULL, NULL, NULL
+SELECT 'ready', min(id), NULL, NULL, max(id), NULL, NULL, NULL, NULL, NULL
 FROM chosen
 WHERE NOT is_due
 HAVING count(*) > 0
 UNION ALL
-(SELECT 'suspect', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
- FROM fit
- WHERE lapsed AND NOT %(suspects)s
- LIMIT 1)
-UNION ALL
-SELECT 'more', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-WHERE (SELECT count(*) FROM fit) > (SELECT count(*) FROM chosen)
-UNION ALL
-SELECT CASE WHEN paused_at IS NULL THEN 'foreign' ELSE 'paused' END, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM django_pgqueue_messagequeue
-WHERE name = %(name)s AND NOT EXISTS (SELECT FROM queue)
+SELECT flag, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM (
+    (SELECT 'suspect' AS flag FROM fit WHERE lapsed AND NOT %(suspects)s LIMIT 1)
+    UNION ALL
+    SELECT 'more' WHERE (SELECT count(*) FROM fit) > (SELECT count(*) FROM chosen)
+    UNION ALL
+    SELECT CASE WHEN paused_at IS NULL THEN 'foreign' ELSE 'paused' END
+    FROM django_pgqueue_messagequeue
+    WHERE name = %(name)s AND NOT EXISTS (SELECT FROM queue)
+) AS flags
 """
 
 # TAKE_OVER - become the owner of an exclusive queue that has none, or whose owner has not beaten for

@@ -20,7 +20,7 @@ from typing import Any, Self
 from uuid import UUID
 from weakref import finalize
 
-from django_pgqueue import services, signals
+from django_pgqueue import services, signals, tracing
 from django_pgqueue.conf import settings
 from django_pgqueue.guard import ConnectionGuard
 from django_pgqueue.listener import Ear, listener_of
@@ -201,11 +201,11 @@ def subscribe(topic: str, using: str, callback: Callable[[TopicMessage], object]
             arrived.clear()
             while message := subscription.take():
                 guard.before(0)
-                try:
-                    callback(message)
-                except BaseException:
-                    # SystemExit and the like too: a thread that ended would be missed by nobody.
-                    logger.exception("subscriber failed topic=%s id=%s", topic, message.id)
+                if tracing.instrument is None:
+                    call(callback, message)
+                else:
+                    with tracing.handling(tracing.Target(topic, using, is_topic=True), tracing.Handling([message])):
+                        call(callback, message)
                 if guard.after():
                     logger.error("subscriber left a transaction open, rolled back topic=%s id=%s", topic, message.id)
             arrived.wait()
@@ -216,6 +216,16 @@ def subscribe(topic: str, using: str, callback: Callable[[TopicMessage], object]
     if not subscription.wait_until_listening(HEARD_WITHIN):
         warn_of_silence(topic)
     return subscription
+
+
+def call(callback: Callable[[TopicMessage], object], message: TopicMessage) -> None:
+    """Call a subscriber's function, and log what it raises."""
+    try:
+        callback(message)
+    except BaseException as error:
+        # SystemExit and the like too: a thread that ended would be missed by nobody.
+        tracing.failed(message.id, error)
+        logger.exception("subscriber failed topic=%s id=%s", message.topic, message.id)
 
 
 def warn_of_silence(topic: str) -> None:

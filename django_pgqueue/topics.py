@@ -9,9 +9,9 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.apps import apps
 
-from django_pgqueue import services, subscriptions
+from django_pgqueue import services, subscriptions, tracing
 from django_pgqueue.conf import database_alias, settings
-from django_pgqueue.message import encode, encode_headers
+from django_pgqueue.message import add_headers, encode, encode_headers
 from django_pgqueue.queues import Queue, Seconds
 from django_pgqueue.subscriptions import LiveMessages, Subscription, TopicMessage
 from django_pgqueue.validation import check_count, check_name, check_ttl
@@ -59,9 +59,13 @@ class Topic:
         ``ValueError`` before any SQL is sent.
         """
         most = settings.MAX_PAYLOAD_BYTES
-        return services.publish_to_topic(
-            self.name, encode(payload, most), encode_headers(headers, most), check_ttl(ttl), self.using
-        )
+        body, text, ttl = encode(payload, most), encode_headers(headers, most), check_ttl(ttl)
+        if tracing.instrument is None:
+            return services.publish_to_topic(self.name, body, text, ttl, self.using)
+        with tracing.publishing(tracing.Target(self.name, self.using, is_topic=True), headers) as publication:
+            text = add_headers(text, publication.context)
+            publication.ids = ids = services.publish_to_topic(self.name, body, text, ttl, self.using)
+        return ids
 
     async def apublish(self, payload: Any, **options: Any) -> list[int]:
         """As ``publish()``. Runs in Django's thread for synchronous code, on its connection."""

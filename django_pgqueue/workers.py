@@ -10,16 +10,17 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from queue import Empty
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import transaction
 
-from django_pgqueue import services, signals
+from django_pgqueue import services, signals, tracing
 from django_pgqueue.exceptions import Nack, Reject
 from django_pgqueue.guard import ConnectionGuard
-from django_pgqueue.lanes import ACK, RELEASE, SETTLE_BATCH, SETTLED, Handler, Held, Lane, Outcome, start, take
+from django_pgqueue.lanes import ACK, LOST, RELEASE, SETTLE_BATCH, SETTLED, Handler, Held, Lane, Outcome, start, take
 from django_pgqueue.loop import DATABASE_FAULTS, describe
 from django_pgqueue.message import Message
 from django_pgqueue.schema import misfit
@@ -29,6 +30,8 @@ logger = logging.getLogger("django_pgqueue")
 
 # Seconds after which a message comes back whose back-off could not be computed.
 FALLBACK_DELAY = 60.0
+
+Handle = Callable[[Lane, list[Message]], list[Outcome]]
 
 
 class Workers:
@@ -53,10 +56,13 @@ class Workers:
         while not lane.waiting.empty():
             batch = take(lane, block=False)
             started = start(lane, batch)
-            outcomes = handle(lane, [held.message for held in started]) if started else []
+            if tracing.instrument is not None and started:
+                outcomes = self._handle_traced(lane, started, handle)
+            else:
+                outcomes = handle(lane, [held.message for held in started]) if started else []
             self._finish(lane, batch, started, outcomes)
 
-    def _handle_of(self, lane: Lane) -> Callable[[Lane, list[Message]], list[Outcome]]:
+    def _handle_of(self, lane: Lane) -> Handle:
         handle = {"late": self._handle, "early": self._handle_early, "atomic": self._handle_atomic}[lane.handler.ack]
         if lane.handler.load is None:
             return handle
@@ -75,11 +81,24 @@ class Workers:
         while batch := take(lane):
             guard.before(self.outages)
             started = start(lane, batch)
-            outcomes = handle(lane, [held.message for held in started]) if started else []
-            if guard.after():
-                outcomes = self._left_open(lane, started, outcomes)
+            if tracing.instrument is not None and started:
+                outcomes = self._handle_traced(lane, started, handle, guard)
+            else:
+                outcomes = handle(lane, [held.message for held in started]) if started else []
+                if guard.after():
+                    outcomes = self._left_open(lane, started, outcomes)
             self._finish(lane, batch, started, outcomes)
         guard.close()
+
+    def _handle_traced(
+        self, lane: Lane, started: list[Held], handle: Handle, guard: ConnectionGuard | None = None
+    ) -> list[Outcome]:
+        with traced(lane, started) as handling:
+            outcomes = handle(lane, [held.message for held in started])
+            if guard is not None and guard.after():
+                outcomes = self._left_open(lane, started, outcomes)
+            handling.outcomes = verbs_of(outcomes)
+        return outcomes
 
     def _finish(self, lane: Lane, batch: list[Held], started: list[Held], outcomes: list[Outcome]) -> None:
         outcome_of = {id(held): outcome for held, outcome in zip(started, outcomes, strict=True)}
@@ -120,12 +139,13 @@ class Workers:
                 self._log_after_early_ack(lane, call(lane.handler, mine))
         except BaseException as error:
             self._log_after_early_ack(lane, {message.id: error for message in mine})
-        return [SETTLED] * len(messages)
+        return [LOST if message.id in lost else SETTLED for message in messages]
 
     def _log_after_early_ack(self, lane: Lane, errors: dict[int, BaseException]) -> None:
         # By identity: an exception may define what equals it.
         ids_of: dict[int, tuple[BaseException, list[int]]] = {}
         for message_id, error in errors.items():
+            tracing.failed(message_id, error)
             ids_of.setdefault(id(error), (error, []))[1].append(message_id)
         for error, ids in ids_of.values():
             logger.error("handler failed after an early ack queue=%s ids=%s", lane.queue.name, ids[:10], exc_info=error)
@@ -150,7 +170,7 @@ class Workers:
         if lost:
             # All was rolled back; those that are still held can be handled again at once.
             again = Outcome("nack", "rolled back: the lease of another message of its batch was lost")
-            return [SETTLED if message.id in lost else again for message in messages]
+            return [LOST if message.id in lost else again for message in messages]
         return self._outcomes(lane, messages, errors, SETTLED)
 
     def _left_open(self, lane: Lane, started: list[Held], outcomes: list[Outcome]) -> list[Outcome]:
@@ -165,6 +185,7 @@ class Workers:
         ]
 
     def _failure(self, lane: Lane, message: Message, error: BaseException) -> Outcome:
+        tracing.failed(message.id, error)
         if isinstance(error, Reject):
             return Outcome("reject", reason_of(error) or "rejected")
         reason = reason_of(error) or "nack" if isinstance(error, Nack) else text_of(error)
@@ -203,11 +224,24 @@ class Workers:
             if guard.has_open and guard.is_needed(self.outages):
                 await sync_to_async(guard.before)(self.outages)
             started = start(lane, batch)
-            outcomes = await self._async_handle_of(lane)(lane, [held.message for held in started]) if started else []
-            # To another thread and back takes longer than a short handler.
-            if guard.has_open and await sync_to_async(guard.after)():
-                outcomes = self._left_open(lane, started, outcomes)
+            if tracing.instrument is not None and started:
+                outcomes = await self._handle_traced_async(lane, started, guard)
+            else:
+                outcomes = await self._handle_guarded_async(lane, started, guard)
             self._finish(lane, batch, started, outcomes)
+
+    async def _handle_guarded_async(self, lane: Lane, started: list[Held], guard: ConnectionGuard) -> list[Outcome]:
+        outcomes = await self._async_handle_of(lane)(lane, [held.message for held in started]) if started else []
+        # To another thread and back takes longer than a short handler.
+        if guard.has_open and await sync_to_async(guard.after)():
+            outcomes = self._left_open(lane, started, outcomes)
+        return outcomes
+
+    async def _handle_traced_async(self, lane: Lane, started: list[Held], guard: ConnectionGuard) -> list[Outcome]:
+        with traced(lane, started) as handling:
+            outcomes = await self._handle_guarded_async(lane, started, guard)
+            handling.outcomes = verbs_of(outcomes)
+        return outcomes
 
     def _async_handle_of(self, lane: Lane) -> Callable[[Lane, list[Message]], Awaitable[list[Outcome]]]:
         handle = self._handle_early_async if lane.handler.ack == "early" else self._handle_async
@@ -249,7 +283,21 @@ class Workers:
                 self._log_after_early_ack(lane, errors_in(lane.handler, mine, result))
         except BaseException as error:
             self._log_after_early_ack(lane, {message.id: error for message in mine})
-        return [SETTLED] * len(messages)
+        return [LOST if message.id in lost else SETTLED for message in messages]
+
+
+@contextmanager
+def traced(lane: Lane, started: list[Held]) -> Iterator[tracing.Handling]:
+    """Let the instrument be around what handles these messages."""
+    declaration = lane.queue.declaration
+    waits = [held.started - held.due for held in started if held.started is not None and held.due is not None]
+    handling = tracing.Handling([held.message for held in started], lane.handler.batch is not None, waits)
+    with tracing.handling(tracing.Target(declaration.name, lane.queue.using, declaration.auto_deleted), handling):
+        yield handling
+
+
+def verbs_of(outcomes: list[Outcome]) -> list[str]:
+    return ["ack" if outcome.verb == "settled" else outcome.verb for outcome in outcomes]
 
 
 def load(lane: Lane, messages: list[Message]) -> tuple[list[Message], dict[int, Outcome]]:
@@ -260,6 +308,7 @@ def load(lane: Lane, messages: list[Message]) -> tuple[list[Message], dict[int, 
         try:
             fitting.append(lane.handler.load(message))
         except Exception as error:
+            tracing.failed(message.id, error)
             refused[message.id] = Outcome("reject", misfit(error))
     return fitting, refused
 

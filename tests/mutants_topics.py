@@ -129,8 +129,8 @@ MUTANTS = (
         HARMLESS,
         "a callback that raises SystemExit ends its subscription",
         "subscriptions.py",
-        "                except BaseException:\n",
-        "                except Exception:\n",
+        "    except BaseException as error:\n",
+        "    except Exception as error:\n",
         ("tests/test_subscriptions.py::test_what_a_callback_raises_is_logged_and_ends_nothing",),
     ),
     Mutant(

@@ -19,10 +19,11 @@ from django.test import RequestFactory
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_pgqueue import Message, Queue, Topic, metrics, services
+from django_pgqueue import Message, Queue, Topic, measures, metrics, services
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.devdb import DevCluster
-from django_pgqueue.metrics import COUNTS, QueueCollector
+from django_pgqueue.measures import COUNTS
+from django_pgqueue.metrics import QueueCollector, counter_of, name_of
 from django_pgqueue.reaper import Reaper
 from tests.support import Session, connect, delete_queue, make_message, make_queue, wait_until
 from tests.test_health import free_port
@@ -63,7 +64,7 @@ class Counted:
         return {
             (sample.name, tuple(sample.labels.values())): sample.value
             for count in COUNTS.values()
-            for family in count.counter.collect()
+            for family in counter_of(count).collect()
             for sample in family.samples
             if sample.name.endswith("_total")
         }
@@ -78,7 +79,7 @@ def counted() -> Iterator[Counted]:
     finally:
         for signal in COUNTS:
             signal.disconnect(dispatch_uid="django_pgqueue.metrics")
-        metrics._names.clear()
+        measures._names.clear()
 
 
 # --- Gauges ---
@@ -100,7 +101,7 @@ def test_depth_by_state_and_what_else_the_tables_hold() -> None:
     services.beat(uuid4(), "host", 1, ["q"], "default")
     found = scraped()
     assert found["pgqueue_up", ()] == 1
-    states = {state: found["pgqueue_messages", ("q", state)] for state in metrics.STATES}
+    states = {state: found["pgqueue_messages", ("q", state)] for state in measures.STATES}
     assert states == {"ready": 2, "delayed": 1, "leased": 1, "dead": 1, "expired": 1}
     assert 115 < found["pgqueue_oldest_due_age_seconds", ("q",)] < 125
     assert found["pgqueue_consumers", ("q",)] == found["pgqueue_paused", ("q",)] == 1
@@ -113,7 +114,7 @@ def test_depth_by_state_and_what_else_the_tables_hold() -> None:
 
 def test_a_scrape_looks_at_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """And says where there are more."""
-    monkeypatch.setattr(metrics, "MOST", 5)
+    monkeypatch.setattr(measures, "MOST", 5)
     Queue("long").publish_many(range(8))
     Queue("short").publish_many(range(4))
     found = scraped()
@@ -126,7 +127,7 @@ def test_auto_deleted_queues_are_one() -> None:
     for number in range(3):
         Queue(f"reply-{number}", auto_deleted=True).publish(number)
     found = scraped()
-    assert found["pgqueue_messages", (metrics.AUTO_DELETED, "ready")] == 3
+    assert found["pgqueue_messages", (measures.AUTO_DELETED, "ready")] == 3
     assert not [labels for _, labels in found if "reply-0" in labels]
 
 
@@ -140,7 +141,7 @@ def test_a_database_that_is_away_is_a_metric(server: DevCluster) -> None:
 
 def test_a_scrape_of_locked_tables_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """And leaves no session behind that waits: scrapes come every few seconds."""
-    monkeypatch.setattr(metrics, "PATIENCE", 0.3)
+    monkeypatch.setattr(measures, "PATIENCE", 0.3)
     with Session() as locker:
         locker.begin()
         locker.sql("LOCK TABLE django_pgqueue_reaperrun IN ACCESS EXCLUSIVE MODE")
@@ -239,10 +240,10 @@ def test_heals_are_counted_by_cause(counted: Counted) -> None:
 
 def test_names_without_end_are_one(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that publishes to ever new queues does not grow for ever."""
-    monkeypatch.setattr(metrics, "MOST_NAMES", 2)
+    monkeypatch.setattr(measures, "MOST_NAMES", 2)
     for number in range(5):
         Queue(f"q{number}").publish(1)
-    assert counted("pgqueue_messages_published_total", metrics.OTHERS) == 3
+    assert counted("pgqueue_messages_published_total", measures.OTHERS) == 3
 
 
 # --- Scrapes ---
@@ -330,7 +331,7 @@ def exported() -> set[str]:
     """Return the names of all metrics."""
     Queue("q").declare()
     Reaper("default").run_once()
-    return {name for name, _ in scraped()} | {f"{count.name}_total" for count in COUNTS.values()}
+    return {name for name, _ in scraped()} | {f"{name_of(count)}_total" for count in COUNTS.values()}
 
 
 def test_the_page_lists_all_metrics_and_no_other() -> None:

@@ -1,3 +1,5 @@
+import os
+
 from django.apps import AppConfig
 
 
@@ -5,3 +7,9 @@ class TestAppConfig(AppConfig):
     name = "tests.testapp"
     label = "testapp"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        if "TESTAPP_SPANS" in os.environ:
+            from tests import spans
+
+            spans.write_to(os.environ["TESTAPP_SPANS"])
