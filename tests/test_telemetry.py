@@ -302,6 +302,22 @@ def test_a_transaction_that_is_left_open_is_a_failure(told: Told) -> None:
     assert about["pgqueue.outcome"] == "nack" and about["error.type"] == "RuntimeError"
 
 
+def test_a_payload_that_does_not_fit_its_schema(told: Told) -> None:
+    """Is rejected before the handler; its span says why. Of a batch the others are handled."""
+
+    def positive(payload: int) -> int:
+        if payload < 0:
+            raise ValueError("negative")
+        return payload
+
+    Queue("orders").publish_many([1, -2])
+    handle(Queue("orders", schema=positive), lambda messages: None, 2, batch=2)
+    processed = told.span("process orders")
+    assert attributes_of(processed)["pgqueue.outcome"] == "mixed"
+    assert attributes_of(processed)["error.type"] == "django_pgqueue.exceptions.PayloadError"
+    assert len(processed.links) == 2
+
+
 def test_each_delivery_links_to_the_same_publish(told: Told) -> None:
     """Retried, dead-lettered and redriven."""
     queue = Queue("orders", max_deliveries=2, backoff=QUICK)
