@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import override_settings
 from opentelemetry import baggage, context, propagate
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
 
-from django_pgqueue import Message, Nack, PayloadError, Queue, QueueNotFound, Reject, Topic, telemetry
+from django_pgqueue import Message, Nack, PayloadError, Queue, QueueNotFound, Reject, Topic, telemetry, tracing
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from tests.spans import Told, attributes_of, id_of, links_of, telling
@@ -82,6 +82,9 @@ def test_a_message_is_followed_across_the_queue(told: Told) -> None:
     assert common.items() <= attributes_of(published).items()
     assert attributes_of(published)["messaging.message.id"] == str(message_id)
     assert attributes_of(published)["messaging.operation.type"] == "send"
+    server = connection.settings_dict
+    assert attributes_of(published).get("server.address", "") == server["HOST"]
+    assert str(attributes_of(published).get("server.port", "")) == str(server["PORT"])
     assert attributes_of(published)["messaging.operation.name"] == "publish"
     assert attributes_of(claimed)["messaging.operation.type"] == "receive"
     assert attributes_of(claimed)["messaging.batch.message_count"] == 1
@@ -193,7 +196,7 @@ def test_a_batch_is_one_span_with_a_link_for_each_message(told: Told) -> None:
 
 
 def test_an_exception_of_a_whole_batch_is_recorded_once(told: Told) -> None:
-    """However many messages it is about."""
+    """However many messages it is about. Of those of single messages some are."""
     queue = Queue("orders", max_deliveries=1)
     queue.publish_many(range(20))
 
@@ -203,6 +206,9 @@ def test_an_exception_of_a_whole_batch_is_recorded_once(told: Told) -> None:
     handle(queue, fail, 20, batch=20)
     processed = told.span("process orders")
     assert len(processed.events) == 1 and attributes_of(processed)["pgqueue.outcome"] == "nack"
+    queue.publish_many(range(20))
+    handle(queue, lambda messages: {message.id: ValueError(message.id) for message in messages}, 20, batch=20)
+    assert len(told.spans("process orders")[1].events) == telemetry.MOST_EXCEPTIONS
 
 
 def test_async_handlers_that_run_at_once_have_their_own_spans(told: Told) -> None:
@@ -507,6 +513,15 @@ def test_a_heal_is_an_event_of_the_publish(told: Told) -> None:
 
 
 # --- Off, and out of order ---
+
+
+def test_what_is_raised_outside_of_a_handler_is_nobody_s() -> None:
+    """A handling that ended gets no more, and what is in it is let go."""
+    handling, error = tracing.Handling([]), ValueError()
+    with tracing.handling(tracing.Target("orders", "default"), handling):
+        tracing.failed(1, error)
+    tracing.failed(2, error)
+    assert handling.errors == {1: error}
 
 
 def test_without_it_headers_are_as_given() -> None:

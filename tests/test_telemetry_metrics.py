@@ -122,6 +122,7 @@ def test_the_wait_is_until_the_handler_starts(told: Told) -> None:
     queue.publish_many(range(3))
     Consumer([queue.make_handler(lambda message: time.sleep(0.2))], drain=True).run()
     ((_, point),) = told.points(WAIT)
+    assert tuple(point.explicit_bounds) == telemetry.WAITS
     assert point.count == 3 and 0.6 <= point.sum < 5 and point.max >= 0.4 > point.min
 
 
