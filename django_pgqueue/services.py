@@ -826,7 +826,7 @@ def claim(
         "most_bytes": most_bytes,
         "above": above,
     }
-    began = None if tracing.instrument is None else time.time_ns()
+    began = None if tracing.instrument is None else time.monotonic()
     rows = _run(using, sql.CLAIM, **params)
     if [row[0] for row in rows] == ["foreign"] and take_over(declaration.name, consumer, using):
         rows = _run(using, sql.CLAIM, **params)

@@ -124,9 +124,10 @@ class Telemetry:
             self._duration.record(time.perf_counter() - began, labels)
             self._sent.add(count, labels)
 
-    def claimed(self, target: Target, messages: Sequence[Traced], began: int) -> None:
+    def claimed(self, target: Target, messages: Sequence[Traced], began: float) -> None:
         """Make a span of a claim that is over."""
-        now = time.time_ns()
+        # Spans have this host's time, all of them.
+        now, elapsed = time.time_ns(), time.monotonic() - began
         attributes = attributes_of(CLAIM, target)
         attributes[MESSAGE_COUNT] = len(messages)
         span = self._tracer.start_span(
@@ -134,12 +135,11 @@ class Telemetry:
             kind=SpanKind.CLIENT,
             attributes=attributes,
             links=links_to(*messages),
-            start_time=began,
+            start_time=now - int(elapsed * 1e9),
         )
-        # A clock may have been set back meanwhile.
-        span.end(max(now, began))
+        span.end(now)
         labels = labels_of(CLAIM, target)
-        self._duration.record(max(now - began, 0) / 1e9, labels)
+        self._duration.record(elapsed, labels)
         self._consumed.add(len(messages), labels)
 
     @contextmanager

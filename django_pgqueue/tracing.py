@@ -67,8 +67,8 @@ class Instrument(Protocol):
     """Its context managers are around the work, in its thread or task; what it does is in ``with``'s two ends."""
 
     def publishing(self, target: Target, publication: Publication, /) -> AbstractContextManager[object]: ...
-    def claimed(self, target: Target, messages: Sequence[Traced], began: int, /) -> None:
-        """Messages were claimed. ``began``: nanoseconds since 1970, by this machine's clock."""
+    def claimed(self, target: Target, messages: Sequence[Traced], began: float, /) -> None:
+        """Messages were claimed. ``began``: monotonic time."""
 
     def handling(self, target: Target, handling: Handling, /) -> AbstractContextManager[object]: ...
 
@@ -89,7 +89,7 @@ def publishing(target: Target, headers: Mapping[str, Any] | None, *, is_batch: b
         yield publication
 
 
-def claimed(target: Target, messages: Sequence[Traced], began: int) -> None:
+def claimed(target: Target, messages: Sequence[Traced], began: float) -> None:
     """Tell of messages that were claimed."""
     try:
         if instrument is not None:
