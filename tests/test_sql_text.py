@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 #: Methods that run a statement, and the position of the statement among its arguments.
 RUNNERS = {"execute": 0, "executemany": 0, "copy": 0, "stream": 0, "callproc": 0, "mogrify": 0, "raw": 0, "RunSQL": 0}
 #: Functions of the package that pass a statement on. Their callers are held to the same.
-PASSING_ON = {"_run": 1, "_run_often": 1, "fetch_ids": 1, "fetch_rows": 1, "_execute": 1}
+PASSING_ON = {"_rows": 1, "_run": 1, "_run_often": 1, "fetch_ids": 1, "fetch_rows": 1, "_execute": 1}
 
 
 def statement_in(call: ast.Call) -> ast.expr | None:
