@@ -444,7 +444,7 @@ WITH shared AS (
 SELECT 'claimed', claimed.*, (SELECT bool_or(lapsed) FROM chosen)
 FROM claimed
 UNION ALL
-SELECT 'exhausted', candidate.id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+SELECT 'exhausted', id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM candidate, queue
 WHERE candidate.delivery_count >= queue.max_deliveries
 UNION ALL

@@ -34,9 +34,9 @@ SELECT id, coalesce(dead_letter_path ->> 0, queue_id, orphaned_from), payload::t
 FROM (SELECT *, xmin, coalesce(CASE WHEN delivery_count = 0 AND dead_lettered_at IS NULL THEN read_after END,
                                published_at) AS due
       FROM django_pgqueue_messagequeueitem) AS item
+WHERE id > %s AND id = ANY (coalesce(%s::bigint[], ARRAY[id]))
+ORDER BY id
 """
-THESE = MESSAGES + "WHERE id = ANY (%s::bigint[]) ORDER BY id"
-SINCE = MESSAGES + "WHERE id > %s ORDER BY id"
 
 # What became of transactions, subtransactions too. A row holds the lower half of their numbers.
 FATES = """
@@ -102,7 +102,7 @@ def published(queue: Queue | str | None = None, *, since: int = 0, using: str | 
     expired, dead: whatever became of a message since. ``using``: database alias (None: the queue's).
     """
     alias = alias_of(queue, using)
-    found = {message.id: message for message, *_ in map(_entry_of, _rows(alias, SINCE, [since]))}
+    found = {message.id: message for message, *_ in map(_entry_of, _rows(alias, MESSAGES, [since, None]))}
     # Noted as it was published, not as it is by now.
     found |= {entry.message.id: entry.message for entry in _valid(alias) if entry.message.id > since}
     name = None if queue is None else name_of(queue)
@@ -212,7 +212,7 @@ def _note(using: str, ids: Sequence[int], guess: Callable[[], Sequence[Published
     """Note these messages; what others have taken already is as ``guess`` makes it of the call."""
     if not ids:
         return
-    rows = _rows(using, THESE, [f"{{{','.join(map(str, ids))}}}"])
+    rows = _rows(using, MESSAGES, [0, f"{{{','.join(map(str, ids))}}}"])
     ((file,),) = _rows(using, FILE)
     entries = {
         id: Entry(message, using, xmin, file) for message, xmin, _ in map(_entry_of, rows) for id in [message.id]
