@@ -70,7 +70,7 @@ def run(cluster: DevCluster, *, quick: bool) -> Report:
 def all_ways(raw: psycopg.Connection[Any]) -> dict[str, Way]:
     from django_pgqueue import Queue
 
-    params = {"name": QUEUE, "headers": "{}", "delay": None, "expires_in": None}
+    params = {"name": QUEUE, "headers": "{}", "delay": None, "expires_in": None, "due": None}
     queue = Queue(QUEUE)
 
     def by_copy() -> None:

@@ -132,7 +132,14 @@ def in_transactions(raw: psycopg.Connection[Any]) -> dict[str, Way]:
 
 
 def params() -> dict[str, Any]:
-    return {"name": QUEUE, "payload": json.dumps(PAYLOAD), "headers": "{}", "delay": None, "expires_in": None}
+    return {
+        "name": QUEUE,
+        "payload": json.dumps(PAYLOAD),
+        "headers": "{}",
+        "delay": None,
+        "expires_in": None,
+        "due": None,
+    }
 
 
 def repeat(way: Way, count: int) -> float:

@@ -223,6 +223,7 @@ def as_script(statements: list[str], held_open: int | None) -> str:
     text = "".join(statement.strip() + ";\n" for statement in statements)
     for name in ("delay", "expires_in"):
         text = text.replace(f"%({name})s", "NULL::float8")
+    text = text.replace("%(due)s", "NULL")
     text = re.sub(r"%\((\w+)\)s", r":\1", text)
     if held_open is None:
         return text if len(statements) == 1 else f"BEGIN;\n{text}COMMIT;\n"

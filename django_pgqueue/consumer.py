@@ -94,7 +94,9 @@ class Consumer:
         (self.using,) = aliases
         if not connections[self.using].settings_dict["AUTOCOMMIT"] and any(each.ack != "late" for each in handlers):
             # Both commit for the handler, which is its own business there.
-            raise ValueError(f"ack='early' and 'atomic' need AUTOCOMMIT on the database alias {self.using!r}")
+            raise ValueError(
+                f"ack='early', ack='atomic' and tasks need AUTOCOMMIT on the database alias {self.using!r}"
+            )
         self.drain = drain
         self.max_messages = max_messages
         self.grace = check_seconds(grace, "grace")
@@ -246,7 +248,7 @@ class Consumer:
                 lambda: self._every(settings.HEARTBEAT_INTERVAL, self._beat, "heartbeat"),
             ),
         ]
-        async_lanes = [lane for lane in self._lanes if lane.handler.is_async]
+        async_lanes = [lane for lane in self._lanes if lane.handler.uses_loop]
         if async_lanes:
             own.append(("async", lambda: asyncio.run(self._workers.work_async(async_lanes))))
         own += [
@@ -317,9 +319,10 @@ class Consumer:
                 )
 
     def _give_back_waiting(self, lane: Lane) -> None:
-        with contextlib.suppress(Empty):
-            while held := lane.waiting.get_nowait():
-                lane.finished.append((held, RELEASE))
+        for waiting in {lane.waiting, lane.loop_waiting}:
+            with contextlib.suppress(Empty):
+                while held := waiting.get_nowait():
+                    lane.finished.append((held, RELEASE))
 
     # --- The claiming thread ---
 
@@ -364,7 +367,8 @@ class Consumer:
     def _heed_pause(self, now: float) -> None:
         """Give back what waits on a paused queue, also where there is no room for the claim that would tell."""
         for lane in self._lanes:
-            if not lane.waiting.empty() and now - lane.asked >= settings.POLL_INTERVAL:
+            has_waiting = not (lane.waiting.empty() and lane.loop_waiting.empty())
+            if has_waiting and now - lane.asked >= settings.POLL_INTERVAL:
                 lane.asked = now
                 if services.is_paused(lane.queue.name, self.using):
                     self._give_back_waiting(lane)
@@ -585,7 +589,7 @@ class Consumer:
         elif done := len(messages) - len(lost):
             self.handled += done
             lane.count(verb, [each for each in messages if each.id not in lost] if lost else messages, dead_lettered)
-            if verb in ("nack", "reject"):
+            if verb in ("nack", "reject", "failed", "given up"):
                 return
             signals.messages_handled.send_robust(lane.queue.name, using=self.using, count=done)
 
@@ -610,7 +614,11 @@ class Consumer:
             # Others may be idle, and this process may be about to end.
             services.notify(lane.queue.name, self.using)
             return lost, 0
-        return ({message.id for message in messages} if verb == "lost" else set()), 0
+        if verb == "failed":
+            lane.look_within(min(outcome.delay for outcome in outcomes))
+        if verb == "lost":
+            return {message.id for message in messages}, 0
+        return set(), len(messages) if verb == "given up" else 0
 
     # --- Leases ---
 

@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -17,6 +17,8 @@ from django_pgqueue.message import Message
 from django_pgqueue.services import Declaration, Tally
 
 ACK_MODES = ("late", "early", "atomic")
+#: Of a handler that settles its messages by itself: it returns an ``Attempt``, or None where the lease was lost.
+OWN_ACK = "own"
 
 # Seconds for which a finished message may wait for others to be settled with it.
 SETTLE_DELAY = 0.02
@@ -40,6 +42,11 @@ class ConsumableQueue(Protocol):
     def retry_delay(self, message: Message, /) -> float: ...
 
 
+def is_never(message: Message) -> bool:
+    """Tell that no message is for the event loop."""
+    return False
+
+
 @dataclass(frozen=True)
 class Handler:
     """A function, the queue whose messages it handles, and how. Made by ``Queue.make_handler``."""
@@ -54,6 +61,14 @@ class Handler:
     batch: int | None = None
     #: Returns a message with the payload that the queue's schema makes of it, or raises. None: as it is.
     load: Callable[[Message], Message] | None = None
+    #: Handles, on the event loop, the messages that ``is_for_loop`` picks; ``function`` takes the others.
+    async_function: Callable[[Any], Awaitable[Any]] | None = None
+    is_for_loop: Callable[[Message], bool] = is_never
+
+    @property
+    def uses_loop(self) -> bool:
+        """Whether any of its messages are handled on the event loop."""
+        return self.is_async or self.async_function is not None
 
 
 @dataclass(eq=False, slots=True)
@@ -71,11 +86,25 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a message ended: "ack", "nack", "reject", "release", "settled" or "lost" (nothing left to do)."""
+    """
+    How a message ended: "ack", "nack", "reject", "release".
+
+    With nothing left to do: "settled", "lost" (its lease), "failed" (given back), "given up".
+    """
 
     verb: str
     reason: str = ""
     delay: float = 0.0
+    #: What has to settle it, of a handler that does so by itself.
+    attempt: Attempt | None = None
+
+
+class Attempt(Protocol):
+    """What a handler that settles by itself has done with a message."""
+
+    error: BaseException | None
+
+    def settle(self, outcome: Outcome, /) -> Outcome: ...
 
 
 ACK = Outcome("ack")
@@ -119,8 +148,11 @@ class Lane:
     #: Of an async handler: the event loop, and its event that something is waiting.
     loop: asyncio.AbstractEventLoop | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    #: What waits for the loop: ``waiting`` itself, unless some of it is for threads.
+    loop_waiting: SimpleQueue[Held | None] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.loop_waiting = self.waiting if self.handler.async_function is None else SimpleQueue()
         self.owned_until = 0.0 if self.is_exclusive else math.inf
         self.lease = self.queue.lease
 
@@ -142,8 +174,12 @@ class Lane:
         self.next_look = min(self.next_look, time.monotonic() + delay)
 
     def put(self, held: Held | None) -> None:
-        """Let a worker start it. None ends one worker."""
-        self.waiting.put(held)
+        """Let a worker start it. None ends one worker, of each kind."""
+        is_for_loop = held is not None and self.handler.is_for_loop(held.message)
+        if not is_for_loop:
+            self.waiting.put(held)
+        if is_for_loop or (held is None and self.loop_waiting is not self.waiting):
+            self.loop_waiting.put(held)
         if self.loop is not None:
             # Closed: at the end, when its last worker took the None before this line was reached.
             with contextlib.suppress(RuntimeError):
@@ -152,7 +188,7 @@ class Lane:
     def count(self, verb: str, messages: Sequence[Message], dead_lettered: int) -> None:
         """Note how messages were settled, and that so many of them were given up."""
         rest = len(messages) - dead_lettered
-        is_failure = verb in ("nack", "reject")
+        is_failure = verb in ("nack", "reject", "failed")
         self.tally = Tally(
             self.tally.handled + (0 if is_failure else rest),
             self.tally.failed + (rest if is_failure else 0),
@@ -209,12 +245,17 @@ class Lane:
         return not held.lost and now - held.confirmed <= self.lease / 2 and now < self.owned_until
 
 
-def take(lane: Lane, *, block: bool = True) -> list[Held]:
-    """Take what a worker handles next: one message, or a batch of those that wait. Empty: the worker ends."""
+def take(lane: Lane, *, block: bool = True, waiting: SimpleQueue[Held | None] | None = None) -> list[Held]:
+    """
+    Take what a worker handles next: one message, or a batch of those that wait. Empty: the worker ends.
+
+    ``waiting``: what waits for this kind of worker (None: for threads).
+    """
+    waiting = lane.waiting if waiting is None else waiting
     batch: list[Held] = []
     while len(batch) < (lane.handler.batch or 1):
         try:
-            held = lane.waiting.get(block=block and not batch)
+            held = waiting.get(block=block and not batch)
         except Empty:
             if not batch:
                 raise

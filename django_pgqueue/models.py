@@ -210,6 +210,49 @@ class TopicBody(models.Model):
         return str(self.pk)
 
 
+class TaskRun(models.Model):
+    """
+    What workers noted of a task: one row from its first attempt on, none before. ``id`` is its message's.
+
+    Kept for ``TASK_RESULT_TTL`` after the task ended. ``status`` is as it was noted last: of a worker that died it
+    goes on saying RUNNING, and what is true follows from the message, as the result's status does.
+    """
+
+    class Status(models.TextChoices):
+        READY = "READY"
+        RUNNING = "RUNNING"
+        FAILED = "FAILED"
+        SUCCESSFUL = "SUCCESSFUL"
+
+    id = models.BigIntegerField(primary_key=True)
+    queue = models.TextField()
+    task = models.TextField(help_text="The dotted path of its function.")
+    backend = models.TextField(help_text="The alias in TASKS.")
+    status = models.TextField(choices=Status.choices)
+    run_after = ReadableDateTimeField(null=True)
+    enqueued_at = ReadableDateTimeField(null=True)
+    started_at = ReadableDateTimeField()
+    last_attempted_at = ReadableDateTimeField()
+    finished_at = ReadableDateTimeField(null=True)
+    worker_ids = models.JSONField(default=list, help_text="The consumers that started it, one for each attempt.")
+    errors = models.JSONField(
+        default=list,
+        db_default=models.Value([], output_field=models.JSONField()),
+        help_text="The last failures, oldest first: exception_class_path, traceback.",
+    )
+    arguments = models.JSONField(null=True, help_text="As in the message, once an attempt has ended: args, kwargs.")
+    return_value = models.JSONField(null=True)
+    lease_token = models.UUIDField(help_text="Of the last attempt.")
+
+    class Meta:
+        db_table = "django_pgqueue_taskrun"
+        # What is written at the end of an attempt is not in it: a heap-only update.
+        indexes = (models.Index(fields=("last_attempted_at",), name="django_pgqueue_run_attempt_idx"),)
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.pk}"
+
+
 class MessageQueueItemQuerySet(models.QuerySet["MessageQueueItem"]):
     """The states of a message that people see. Each message is in one of them."""
 

@@ -12,7 +12,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar, overload
 from weakref import WeakSet
 
@@ -234,6 +234,19 @@ class Queue(Generic[P]):
         most = settings.MAX_PAYLOAD_BYTES
         value = payload if self._validation is None else self._validation.dump(payload)
         outgoing = Outgoing(encode(value, most), encode_headers(headers, most), delay or None, expires_in)
+        if tracing.instrument is not None:
+            return self._publish_traced(outgoing, headers)
+        return services.publish(self.declaration, outgoing, self.using)
+
+    def publish_at(self, due: datetime | None, payload: str, headers: Mapping[str, Any]) -> int:
+        """
+        Publish a payload that is JSON text, due at a moment; past or None, at once. For the backend of Tasks.
+
+        By the database's clock, however far this machine's is from it. Otherwise as ``publish``.
+        """
+        _, expires_in = self._times(0, None)
+        text = encode_headers(headers, settings.MAX_PAYLOAD_BYTES)
+        outgoing = Outgoing(payload, text, None, expires_in, due)
         if tracing.instrument is not None:
             return self._publish_traced(outgoing, headers)
         return services.publish(self.declaration, outgoing, self.using)
@@ -659,6 +672,11 @@ def registered_handlers(names: Sequence[str] = ()) -> list[Handler]:
             f"no handler is registered for {', '.join(missing)}; there are: {', '.join(sorted(_handlers)) or 'none'}"
         )
     return [_handlers[name] for name in names or sorted(_handlers)]
+
+
+def has_handler(name: str) -> bool:
+    """Tell whether a handler is registered for the queue of this name."""
+    return name in _handlers
 
 
 def living_queues() -> list[Queue[Any]]:

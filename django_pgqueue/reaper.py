@@ -79,6 +79,7 @@ class Reaper:
         try:
             while services.forget_minutes(self.batch_size, self.using):
                 pass
+            self._forget_runs()
             report = {**asdict(reaped), "queues": len(reaped.queues)}
             services.record_run(time.monotonic() - began, report, self.using)
         except ProgrammingError as error:
@@ -108,6 +109,14 @@ class Reaper:
             while adopted := services.adopt(name, self.batch_size, self.using):
                 reaped.adopted += adopted
                 self.progress(reaped)
+
+    def _forget_runs(self) -> None:
+        if settings.TASK_RESULT_TTL is None:
+            return
+        began = time.monotonic()
+        while services.forget_runs(settings.TASK_RESULT_TTL, self.batch_size, self.using):
+            _rest(began)
+            began = time.monotonic()
 
     def _reap_queues(self, reaped: Reaped) -> None:
         for name, _ in services.idle_queues(self.idle_for, self.using):

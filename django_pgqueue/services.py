@@ -424,12 +424,17 @@ def touch(names: Sequence[str], using: str) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message on its way in: JSON texts, and seconds from now (None: no delay, no expiry)."""
+    """
+    A message on its way in: JSON texts, and seconds from now (None: no delay, no expiry).
+
+    With ``due``, a moment in place of the delay, the expiry counts from that.
+    """
 
     payload: str
     headers: str = "{}"
     delay: float | None = None
     expires_in: float | None = None
+    due: datetime | None = None
 
 
 def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
@@ -448,6 +453,7 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
         "headers": outgoing.headers,
         "delay": outgoing.delay,
         "expires_in": outgoing.expires_in,
+        "due": outgoing.due,
     }
     if not connection.get_autocommit():
         believed = _believed(key)
@@ -1170,8 +1176,12 @@ def now(using: str) -> datetime:
 def sanitize(text: object) -> str:
     """Return text that PostgreSQL can store: no NUL, no lone surrogate, capped."""
     text = str(text)
-    capped = text if len(text) <= MAX_REASON_LENGTH else f"{text[:MAX_REASON_LENGTH]}…"
-    return capped.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+    return storable(text if len(text) <= MAX_REASON_LENGTH else f"{text[:MAX_REASON_LENGTH]}…")
+
+
+def storable(text: str) -> str:
+    """Return text that PostgreSQL can store: no NUL, no lone surrogate."""
+    return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()
 
 
 def _fence(messages: Sequence[Message]) -> dict[str, str]:
@@ -1200,6 +1210,116 @@ def raise_lost(queue: str, lost: set[int]) -> None:
     """Raise ``LeaseLost`` if there is anything to tell."""
     if lost:
         raise LeaseLost(queue, lost)
+
+
+# --- Tasks ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TaskRun:
+    """A task that a worker runs. Times are those that the database told; JSON as text."""
+
+    message: Message
+    task: str
+    backend: str
+    enqueued_at: datetime | None
+    run_after: datetime | None
+    started_at: datetime | None = None
+    last_attempted_at: datetime | None = None
+    worker_ids: str = "[]"
+    errors: str = "[]"
+
+
+def start_run(run: TaskRun, using: str) -> bool:
+    """Note that a task is started, and let the run know its earlier attempts. Returns whether the lease is held."""
+    rows = _run_often(connections[using], sql.START_RUN, _run_params(run))
+    if not rows:
+        _lost([run.message], using, [])
+        return False
+    ((run.started_at, run.last_attempted_at, run.worker_ids, run.errors),) = rows
+    return True
+
+
+def finish_run(run: TaskRun, return_value: str, using: str) -> datetime | None:
+    """Settle a task that is done and keep its result, both or neither. Returns when. None: the lease was lost."""
+    params = {**_run_params(run), "return_value": return_value}
+    rows = _run_often(connections[using], sql.FINISH_RUN, params)
+    _lost([run.message], using, [(run.message.id,)] if rows else [])
+    return rows[0][0] if rows else None
+
+
+def fail_run(
+    declaration: Declaration, run: TaskRun, delay: float | None, reason: str, using: str
+) -> tuple[bool, datetime] | None:
+    """
+    Give the message of a failed attempt back, due after ``delay`` seconds (None: give it up), and note the errors.
+
+    Returns whether it was given up, for its deliveries are spent or because that was asked for, and when.
+    None: the lease was lost.
+    """
+    with _own_transaction(connections[using]) as cursor:
+        if delay is None:
+            lost = reject(declaration, [run.message], [reason], using)
+        else:
+            lost = nack(declaration, [run.message], [delay], [reason], using)
+        if lost:
+            return None
+        cursor.execute(sql.FAIL_RUN, _run_params(run))
+        given_up, at = cursor.fetchone()
+    return given_up, at
+
+
+def _run_params(run: TaskRun) -> dict[str, Any]:
+    return {
+        "id": run.message.id,
+        "token": run.message.token,
+        "queue": run.message.queue,
+        "task": run.task,
+        "backend": run.backend,
+        "run_after": run.run_after,
+        "enqueued_at": run.enqueued_at,
+        "started_at": run.started_at,
+        "last_attempted_at": run.last_attempted_at,
+        "worker_ids": run.worker_ids,
+        "errors": run.errors,
+    }
+
+
+class TaskRecord(NamedTuple):
+    """What is known of a task. JSON as text. None where no attempt was noted."""
+
+    has_message: bool
+    #: Whether its message is a dead letter, or expired.
+    is_dead: bool
+    #: Whether the attempt that was noted last still holds the message.
+    is_held: bool | None
+    headers: str | None
+    queue: str
+    arguments: str | None
+    dead_at: datetime | None
+    dead_reason: str | None
+    task: str | None
+    backend: str | None
+    status: str | None
+    run_after: datetime | None
+    enqueued_at: datetime | None
+    started_at: datetime | None
+    last_attempted_at: datetime | None
+    finished_at: datetime | None
+    worker_ids: str | None
+    errors: str | None
+    return_value: str | None
+
+
+def task_record(message_id: int, using: str) -> TaskRecord | None:
+    """Return what is known of the task whose message has, or had, this id."""
+    rows = _run(using, sql.RESULT_OF, id=message_id)
+    return TaskRecord(*rows[0]) if rows else None
+
+
+def forget_runs(age: float, limit: int, using: str) -> int:
+    """Remove a batch of what is known of tasks that ended ``age`` seconds ago or earlier. Returns how many."""
+    return len(_run(using, sql.FORGET_RUNS, age=age, limit=limit))
 
 
 # --- Consumers ------------------------------------------------------------------------------------

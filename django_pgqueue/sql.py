@@ -168,12 +168,15 @@ SELECT name FROM django_pgqueue_messagequeue WHERE name = ANY (%(names)s)
 
 # PUBLISH - the hot path in autocommit: one plain INSERT. A queue that is gone is a foreign-key
 # violation, raised here and not at COMMIT because the constraint is not deferrable.
+# %(due)s (a time, null: none) is for what names no delay but a moment; past, it is as if there was none. The
+# expiry counts from it.
 # Locks: KEY SHARE on the queue's row (by the foreign key's check), which publishers share.
 PUBLISH = """
 INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)
 VALUES (%(name)s, %(payload)s::jsonb, %(headers)s::jsonb,
-        statement_timestamp() + %(delay)s * interval '1 second',
-        statement_timestamp() + %(expires_in)s * interval '1 second')
+        CASE WHEN %(due)s::timestamptz > statement_timestamp() THEN %(due)s::timestamptz
+             ELSE statement_timestamp() + %(delay)s * interval '1 second' END,
+        greatest(statement_timestamp(), %(due)s::timestamptz) + %(expires_in)s * interval '1 second')
 RETURNING id
 """
 
@@ -183,8 +186,9 @@ RETURNING id
 PUBLISH_RELAXED = """
 INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)
 SELECT %(name)s, %(payload)s::jsonb, %(headers)s::jsonb,
-       statement_timestamp() + %(delay)s * interval '1 second',
-       statement_timestamp() + %(expires_in)s * interval '1 second'
+       CASE WHEN %(due)s::timestamptz > statement_timestamp() THEN %(due)s::timestamptz
+            ELSE statement_timestamp() + %(delay)s * interval '1 second' END,
+       greatest(statement_timestamp(), %(due)s::timestamptz) + %(expires_in)s * interval '1 second'
 FROM set_config('synchronous_commit', 'off', true)
 RETURNING id
 """
@@ -199,8 +203,9 @@ RELAX = "SET LOCAL synchronous_commit = off"
 PUBLISH_IF_QUEUE = """
 INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)
 SELECT queue.name, %(payload)s::jsonb, %(headers)s::jsonb,
-       statement_timestamp() + %(delay)s * interval '1 second',
-       statement_timestamp() + %(expires_in)s * interval '1 second'
+       CASE WHEN %(due)s::timestamptz > statement_timestamp() THEN %(due)s::timestamptz
+            ELSE statement_timestamp() + %(delay)s * interval '1 second' END,
+       greatest(statement_timestamp(), %(due)s::timestamptz) + %(expires_in)s * interval '1 second'
 FROM django_pgqueue_messagequeue AS queue
 WHERE queue.name = %(name)s
 FOR KEY SHARE OF queue
@@ -223,8 +228,9 @@ WITH ensured AS (
 ), published AS (
     INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)
     SELECT name, %(payload)s::jsonb, %(headers)s::jsonb,
-           statement_timestamp() + %(delay)s * interval '1 second',
-           statement_timestamp() + %(expires_in)s * interval '1 second'
+           CASE WHEN %(due)s::timestamptz > statement_timestamp() THEN %(due)s::timestamptz
+                ELSE statement_timestamp() + %(delay)s * interval '1 second' END,
+           greatest(statement_timestamp(), %(due)s::timestamptz) + %(expires_in)s * interval '1 second'
     FROM ensured
     RETURNING id
 )
@@ -820,6 +826,127 @@ SELECT count(*)
 FROM django_pgqueue_messagequeueitem
 WHERE queue_id = %(name)s
   AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+"""
+
+# --- Tasks ----------------------------------------------------------------------------------------
+
+# START_RUN - note that a worker starts a task whose message it holds, for people who ask for its result.
+# The commit does not wait for the disk: what a crash of the server takes is that it was started.
+# Sent again after an answer that got lost it changes nothing.
+# Locks: the run's row, which nobody but the holder of the message's lease writes.
+# Returns one row: the times of the first and of this start, the workers and the errors so far; or no row: the lease
+# was lost.
+START_RUN = """
+INSERT INTO django_pgqueue_taskrun AS run
+    (id, queue, task, backend, status, enqueued_at, started_at, last_attempted_at, worker_ids, lease_token)
+SELECT item.id, %(queue)s, %(task)s, %(backend)s, 'RUNNING', %(enqueued_at)s::timestamptz,
+       statement_timestamp(), statement_timestamp(), jsonb_build_array(item.leased_by), item.lease_token
+FROM django_pgqueue_messagequeueitem AS item, set_config('synchronous_commit', 'off', true)
+WHERE item.id = %(id)s AND item.lease_token = %(token)s
+ON CONFLICT (id) DO UPDATE
+SET status = 'RUNNING',
+    last_attempted_at = statement_timestamp(),
+    finished_at = NULL,
+    worker_ids = CASE WHEN run.lease_token = excluded.lease_token THEN run.worker_ids
+                      ELSE run.worker_ids || excluded.worker_ids END,
+    lease_token = excluded.lease_token
+RETURNING started_at, last_attempted_at, worker_ids::text, errors::text
+"""
+
+# FINISH_RUN - a task is done: its message is gone and its result is there, in one statement.
+# What START_RUN wrote may be gone (%(started)s has it again).
+# Locks: the message's row, then the run's.
+# Returns the time, or no row: the lease was lost. Sent again after an answer that got lost it returns the same.
+FINISH_RUN = """
+WITH mine AS MATERIALIZED (
+    SELECT id FROM django_pgqueue_messagequeueitem WHERE id = %(id)s AND lease_token = %(token)s FOR UPDATE
+), gone AS (
+    DELETE FROM django_pgqueue_messagequeueitem WHERE id = ANY (ARRAY(SELECT id FROM mine)) RETURNING id, payload
+), ended AS (
+    INSERT INTO django_pgqueue_taskrun AS run
+        (id, queue, task, backend, status, run_after, enqueued_at, started_at, last_attempted_at, finished_at,
+         worker_ids, errors, arguments, return_value, lease_token)
+    SELECT gone.id, %(queue)s, %(task)s, %(backend)s, 'SUCCESSFUL', %(run_after)s::timestamptz,
+           %(enqueued_at)s::timestamptz, %(started_at)s::timestamptz, %(last_attempted_at)s::timestamptz,
+           statement_timestamp(), %(worker_ids)s::jsonb, %(errors)s::jsonb, gone.payload, %(return_value)s::jsonb,
+           %(token)s
+    FROM gone
+    ON CONFLICT (id) DO UPDATE
+    SET status = excluded.status,
+        run_after = excluded.run_after,
+        finished_at = excluded.finished_at,
+        arguments = excluded.arguments,
+        return_value = excluded.return_value
+    RETURNING finished_at
+)
+SELECT finished_at FROM ended
+UNION ALL
+SELECT finished_at
+FROM django_pgqueue_taskrun
+WHERE id = %(id)s AND lease_token = %(token)s AND status = 'SUCCESSFUL'
+"""
+
+# FAIL_RUN - an attempt failed. In the transaction in which its message was given back or given up, which
+# tells the two apart: what was given up counts from 0 again.
+# Locks: the run's row.
+# Returns one row: whether it was given up, and the time.
+FAIL_RUN = """
+INSERT INTO django_pgqueue_taskrun AS run
+    (id, queue, task, backend, status, run_after, enqueued_at, started_at, last_attempted_at, finished_at,
+     worker_ids, errors, arguments, lease_token)
+SELECT item.id, %(queue)s, %(task)s, %(backend)s, CASE WHEN item.delivery_count = 0 THEN 'FAILED' ELSE 'READY' END,
+       %(run_after)s::timestamptz, %(enqueued_at)s::timestamptz, %(started_at)s::timestamptz,
+       %(last_attempted_at)s::timestamptz, CASE WHEN item.delivery_count = 0 THEN statement_timestamp() END,
+       %(worker_ids)s::jsonb, %(errors)s::jsonb, item.payload, %(token)s
+FROM django_pgqueue_messagequeueitem AS item
+WHERE item.id = %(id)s
+ON CONFLICT (id) DO UPDATE
+SET status = excluded.status,
+    run_after = excluded.run_after,
+    finished_at = excluded.finished_at,
+    errors = excluded.errors,
+    arguments = excluded.arguments
+RETURNING status = 'FAILED', statement_timestamp()
+"""
+
+# RESULT_OF - all that is known of a task: its message, if that is there, and what workers noted of it.
+# Returns one row: whether its message is there, whether that is dead or expired, whether the attempt that was
+# noted last still holds it, its headers, queue and arguments, when and why it was given up; then what was noted,
+# null where no attempt was. Or no row: there is nothing.
+RESULT_OF = """
+SELECT item.id IS NOT NULL,
+       item.dead_lettered_at IS NOT NULL
+           OR (item.expires_at <= statement_timestamp()
+               AND (item.lease_expires_at > statement_timestamp()) IS NOT TRUE),
+       item.lease_expires_at > statement_timestamp() AND item.lease_token = run.lease_token,
+       item.headers::text,
+       coalesce(run.queue, item.dead_letter_path ->> 0, item.dead_lettered_from,
+                item.queue_id, item.orphaned_from),
+       coalesce(item.payload, run.arguments)::text,
+       item.dead_lettered_at,
+       CASE WHEN item.dead_lettered_at IS NOT NULL THEN item.failures -> -1 ->> 'reason' END,
+       run.task, run.backend, run.status, run.run_after, run.enqueued_at, run.started_at, run.last_attempted_at,
+       run.finished_at, run.worker_ids::text, run.errors::text, run.return_value::text
+FROM (SELECT %(id)s::bigint AS id) AS asked
+LEFT JOIN django_pgqueue_messagequeueitem AS item ON item.id = asked.id
+LEFT JOIN django_pgqueue_taskrun AS run ON run.id = asked.id
+WHERE item.id IS NOT NULL OR run.id IS NOT NULL
+"""
+
+# FORGET_RUNS - drop what is known of tasks that ended %(age)s seconds ago or earlier, a batch. What is known of one
+# whose message is there, as a dead letter say, stays.
+# Index: django_pgqueue_run_attempt_idx.
+FORGET_RUNS = """
+DELETE FROM django_pgqueue_taskrun
+WHERE id = ANY (ARRAY(SELECT id
+                      FROM django_pgqueue_taskrun AS run
+                      WHERE last_attempted_at < statement_timestamp() - %(age)s * interval '1 second'
+                        AND coalesce(finished_at, last_attempted_at)
+                            < statement_timestamp() - %(age)s * interval '1 second'
+                        AND NOT EXISTS (SELECT FROM django_pgqueue_messagequeueitem AS item WHERE item.id = run.id)
+                      ORDER BY last_attempted_at
+                      LIMIT %(limit)s))
+RETURNING id
 """
 
 # --- Consumers ------------------------------------------------------------------------------------

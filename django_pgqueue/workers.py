@@ -12,7 +12,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from queue import Empty
+from dataclasses import replace
+from queue import Empty, SimpleQueue
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import transaction
@@ -20,7 +21,21 @@ from django.db import transaction
 from django_pgqueue import services, signals, tracing
 from django_pgqueue.exceptions import Nack, Reject
 from django_pgqueue.guard import ConnectionGuard
-from django_pgqueue.lanes import ACK, LOST, RELEASE, SETTLE_BATCH, SETTLED, Handler, Held, Lane, Outcome, start, take
+from django_pgqueue.lanes import (
+    ACK,
+    LOST,
+    OWN_ACK,
+    RELEASE,
+    SETTLE_BATCH,
+    SETTLED,
+    Attempt,
+    Handler,
+    Held,
+    Lane,
+    Outcome,
+    start,
+    take,
+)
 from django_pgqueue.loop import DATABASE_FAULTS, describe
 from django_pgqueue.message import Message
 from django_pgqueue.schema import misfit
@@ -52,18 +67,33 @@ class Workers:
 
         For a TestCase: the rows of its open transaction are seen on no other connection.
         """
-        handle = async_to_sync(self._async_handle_of(lane)) if lane.handler.is_async else self._handle_of(lane)
-        while not lane.waiting.empty():
-            batch = take(lane, block=False)
+        if lane.handler.uses_loop:
+            self._work_inline(lane, lane.loop_waiting, async_to_sync(self._async_handle_of(lane)))
+        if not lane.handler.is_async:
+            self._work_inline(lane, lane.waiting, self._handle_of(lane))
+
+    def _work_inline(
+        self,
+        lane: Lane,
+        waiting: SimpleQueue[Held | None],
+        handle: Callable[[Lane, list[Message]], list[Outcome]],
+    ) -> None:
+        while not waiting.empty():
+            batch = take(lane, block=False, waiting=waiting)
             started = start(lane, batch)
             if tracing.instrument is not None and started:
                 outcomes = self._handle_traced(lane, started, handle)
             else:
                 outcomes = handle(lane, [held.message for held in started]) if started else []
-            self._finish(lane, batch, started, outcomes)
+            self._finish(lane, batch, started, self._settle_own(lane, started, outcomes))
 
     def _handle_of(self, lane: Lane) -> Handle:
-        handle = {"late": self._handle, "early": self._handle_early, "atomic": self._handle_atomic}[lane.handler.ack]
+        handle = {
+            "late": self._handle,
+            "early": self._handle_early,
+            "atomic": self._handle_atomic,
+            OWN_ACK: self._handle_own,
+        }[lane.handler.ack]
         if lane.handler.load is None:
             return handle
 
@@ -87,6 +117,9 @@ class Workers:
                 outcomes = handle(lane, [held.message for held in started]) if started else []
                 if guard.after():
                     outcomes = self._left_open(lane, started, outcomes)
+            if lane.handler.ack == OWN_ACK:
+                outcomes = self._settle_own(lane, started, outcomes)
+                guard.after()
             self._finish(lane, batch, started, outcomes)
         guard.close()
 
@@ -173,6 +206,30 @@ class Workers:
             return [LOST if message.id in lost else again for message in messages]
         return self._outcomes(lane, messages, errors, SETTLED)
 
+    def _handle_own(self, lane: Lane, messages: list[Message]) -> list[Outcome]:
+        try:
+            return [self._attempted(lane, message, lane.handler.function(message)) for message in messages]
+        except BaseException as error:
+            return [self._failure(lane, message, error) for message in messages]
+
+    def _attempted(self, lane: Lane, message: Message, attempt: Attempt | None) -> Outcome:
+        if attempt is None:
+            return LOST
+        outcome = ACK if attempt.error is None else self._failure(lane, message, attempt.error)
+        return replace(outcome, attempt=attempt)
+
+    def _settle_own(self, lane: Lane, started: list[Held], outcomes: list[Outcome]) -> list[Outcome]:
+        """Let attempts settle their messages, on connections that are as at the start."""
+        return [self._settle(lane, held, outcome) for held, outcome in zip(started, outcomes, strict=True)]
+
+    def _settle(self, lane: Lane, held: Held, outcome: Outcome) -> Outcome:
+        if outcome.attempt is None:
+            return outcome
+        try:
+            return outcome.attempt.settle(replace(outcome, attempt=None))
+        except BaseException as error:
+            return self._failure(lane, held.message, error)
+
     def _left_open(self, lane: Lane, started: list[Held], outcomes: list[Outcome]) -> list[Outcome]:
         """Make failures of a handler that returned inside a transaction: its changes were rolled back."""
         error = RuntimeError("the handler left a transaction open; its changes were rolled back")
@@ -180,9 +237,14 @@ class Workers:
             logger.error("handler left a transaction open queue=%s", lane.queue.name)
             return outcomes
         return [
-            self._failure(lane, held.message, error) if outcome.verb in ("ack", "settled") else outcome
+            self._failed_open(lane, held.message, outcome, error) if outcome.verb in ("ack", "settled") else outcome
             for held, outcome in zip(started, outcomes, strict=True)
         ]
+
+    def _failed_open(self, lane: Lane, message: Message, outcome: Outcome, error: BaseException) -> Outcome:
+        if outcome.attempt is not None:
+            outcome.attempt.error = error
+        return replace(self._failure(lane, message, error), attempt=outcome.attempt)
 
     def _failure(self, lane: Lane, message: Message, error: BaseException) -> Outcome:
         tracing.failed(message.id, error)
@@ -228,6 +290,9 @@ class Workers:
                 outcomes = await self._handle_traced_async(lane, started, guard)
             else:
                 outcomes = await self._handle_guarded_async(lane, started, guard)
+            if lane.handler.ack == OWN_ACK:
+                outcomes = await sync_to_async(self._settle_own)(lane, started, outcomes)
+                await sync_to_async(guard.after)()
             self._finish(lane, batch, started, outcomes)
 
     async def _handle_guarded_async(self, lane: Lane, started: list[Held], guard: ConnectionGuard) -> list[Outcome]:
@@ -244,6 +309,8 @@ class Workers:
         return outcomes
 
     def _async_handle_of(self, lane: Lane) -> Callable[[Lane, list[Message]], Awaitable[list[Outcome]]]:
+        if lane.handler.ack == OWN_ACK:
+            return self._handle_own_async
         handle = self._handle_early_async if lane.handler.ack == "early" else self._handle_async
         if lane.handler.load is None:
             return handle
@@ -259,7 +326,7 @@ class Workers:
             # Cleared before looking, so that what comes after the look is not slept through.
             lane.arrived.clear()
             try:
-                return take(lane, block=False)
+                return take(lane, block=False, waiting=lane.loop_waiting)
             except Empty:
                 await lane.arrived.wait()
 
@@ -270,6 +337,13 @@ class Workers:
         except BaseException as error:
             return [self._failure(lane, message, error) for message in messages]
         return self._outcomes(lane, messages, errors, ACK)
+
+    async def _handle_own_async(self, lane: Lane, messages: list[Message]) -> list[Outcome]:
+        handle = lane.handler.async_function or lane.handler.function
+        try:
+            return [self._attempted(lane, message, await handle(message)) for message in messages]
+        except BaseException as error:
+            return [self._failure(lane, message, error) for message in messages]
 
     async def _handle_early_async(self, lane: Lane, messages: list[Message]) -> list[Outcome]:
         try:

@@ -290,8 +290,8 @@ MUTANTS = (
         HISTORY,
         "the last batch of a path is lost",
         "services.py",
-        "    capped = text if len(text) <= MAX_REASON_LENGTH else",
-        "    capped = text if True else",
+        "    return storable(text if len(text) <= MAX_REASON_LENGTH else",
+        "    return storable(text if True else",
         ("tests/test_dead_letters.py::test_the_reason_is_the_path_of_the_exception_and_its_text",),
     ),
     Mutant(

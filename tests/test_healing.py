@@ -157,7 +157,14 @@ def test_a_heal_and_an_open_publisher_do_not_wait_for_each_other():
     """
     queue = Queue("tmp", auto_deleted=True)
     queue.declare()
-    params = {**queue.declaration.params, "payload": "{}", "headers": "{}", "delay": None, "expires_in": None}
+    params = {
+        **queue.declaration.params,
+        "payload": "{}",
+        "headers": "{}",
+        "delay": None,
+        "expires_in": None,
+        "due": None,
+    }
     with sessions(2) as (publisher, healer), lock_waits() as waits:
         publisher.begin()
         publisher.run(queue.publish, {"n": 1})

@@ -352,7 +352,7 @@ def is_one_of(statements: Sequence[str], entry: dict[str, Any]) -> bool:
 
 def check_witness(server: DevCluster, witness: Witness) -> None:
     """Let a publish wait for a lock: a witness that does not tell is none."""
-    params = {"name": "a", "payload": "{}", "headers": "{}", "delay": None, "expires_in": None}
+    params = {"name": "a", "payload": "{}", "headers": "{}", "delay": None, "expires_in": None, "due": None}
     with (
         psycopg.connect(server.url) as holder,
         psycopg.connect(server.url, cursor_factory=psycopg.ClientCursor) as publisher,

@@ -18,6 +18,7 @@ from django_pgqueue.health import Health
 from django_pgqueue.lanes import Handler
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
 from django_pgqueue.queues import Queue, queue_named, registered_handlers
+from django_pgqueue.task_queues import task_handlers
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -27,7 +28,7 @@ STUCK_NOW = 2.0
 
 
 class Command(BaseCommand):
-    help = "Run the handlers of the named queues, or of all queues that have one."
+    help = "Run the handlers and tasks of the named queues, or of all queues that have any."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("names", nargs="*", metavar="NAME", help="queues (default: all that have a handler)")
@@ -162,9 +163,14 @@ def end_now(status: int) -> NoReturn:
 def handlers_of(names: list[str], path: str | None) -> list[Handler]:
     """Return the registered handlers of these queues, or the function at ``path`` for each of them."""
     if path is None:
-        handlers = registered_handlers(names)
+        tasks = task_handlers(names)
+        others = [name for name in names if name not in tasks]
+        handlers = [*tasks.values(), *(registered_handlers(others) if others or not names else ())]
         if not handlers:
-            raise LookupError("no handler is registered; declare one with @queue.handler in a queues.py module")
+            raise LookupError(
+                "no handler is registered; declare one with @queue.handler in a queues.py module,"
+                " or name the queues of tasks in TASKS"
+            )
         return handlers
     if not names:
         raise LookupError("--handler needs the names of queues")
