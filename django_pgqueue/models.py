@@ -228,6 +228,7 @@ class TaskRun(models.Model):
     queue = models.TextField()
     task = models.TextField(help_text="The dotted path of its function.")
     backend = models.TextField(help_text="The alias in TASKS.")
+    key = models.TextField(help_text="The second half of the result's id, which nobody guesses.")
     status = models.TextField(choices=Status.choices)
     run_after = ReadableDateTimeField(null=True)
     enqueued_at = ReadableDateTimeField(null=True)

@@ -1222,6 +1222,7 @@ class TaskRun:
     message: Message
     task: str
     backend: str
+    key: str
     enqueued_at: datetime | None
     run_after: datetime | None
     started_at: datetime | None = None
@@ -1276,6 +1277,7 @@ def _run_params(run: TaskRun) -> dict[str, Any]:
         "queue": run.message.queue,
         "task": run.task,
         "backend": run.backend,
+        "key": run.key,
         "run_after": run.run_after,
         "enqueued_at": run.enqueued_at,
         "started_at": run.started_at,
@@ -1300,6 +1302,7 @@ class TaskRecord(NamedTuple):
     dead_reason: str | None
     task: str | None
     backend: str | None
+    key: str | None
     status: str | None
     run_after: datetime | None
     enqueued_at: datetime | None

@@ -838,8 +838,8 @@ WHERE queue_id = %(name)s
 # was lost.
 START_RUN = """
 INSERT INTO django_pgqueue_taskrun AS run
-    (id, queue, task, backend, status, enqueued_at, started_at, last_attempted_at, worker_ids, lease_token)
-SELECT item.id, %(queue)s, %(task)s, %(backend)s, 'RUNNING', %(enqueued_at)s::timestamptz,
+    (id, queue, task, backend, key, status, enqueued_at, started_at, last_attempted_at, worker_ids, lease_token)
+SELECT item.id, %(queue)s, %(task)s, %(backend)s, %(key)s, 'RUNNING', %(enqueued_at)s::timestamptz,
        statement_timestamp(), statement_timestamp(), jsonb_build_array(item.leased_by), item.lease_token
 FROM django_pgqueue_messagequeueitem AS item, set_config('synchronous_commit', 'off', true)
 WHERE item.id = %(id)s AND item.lease_token = %(token)s
@@ -864,9 +864,10 @@ WITH mine AS MATERIALIZED (
     DELETE FROM django_pgqueue_messagequeueitem WHERE id = ANY (ARRAY(SELECT id FROM mine)) RETURNING id, payload
 ), ended AS (
     INSERT INTO django_pgqueue_taskrun AS run
-        (id, queue, task, backend, status, run_after, enqueued_at, started_at, last_attempted_at, finished_at,
+        (id, queue, task, backend, key, status, run_after, enqueued_at, started_at, last_attempted_at, finished_at,
          worker_ids, errors, arguments, return_value, lease_token)
-    SELECT gone.id, %(queue)s, %(task)s, %(backend)s, 'SUCCESSFUL', %(run_after)s::timestamptz,
+    SELECT gone.id, %(queue)s, %(task)s, %(backend)s, %(key)s,
+           'SUCCESSFUL', %(run_after)s::timestamptz,
            %(enqueued_at)s::timestamptz, %(started_at)s::timestamptz, %(last_attempted_at)s::timestamptz,
            statement_timestamp(), %(worker_ids)s::jsonb, %(errors)s::jsonb, gone.payload, %(return_value)s::jsonb,
            %(token)s
@@ -892,9 +893,10 @@ WHERE id = %(id)s AND lease_token = %(token)s AND status = 'SUCCESSFUL'
 # Returns one row: whether it was given up, and the time.
 FAIL_RUN = """
 INSERT INTO django_pgqueue_taskrun AS run
-    (id, queue, task, backend, status, run_after, enqueued_at, started_at, last_attempted_at, finished_at,
+    (id, queue, task, backend, key, status, run_after, enqueued_at, started_at, last_attempted_at, finished_at,
      worker_ids, errors, arguments, lease_token)
-SELECT item.id, %(queue)s, %(task)s, %(backend)s, CASE WHEN item.delivery_count = 0 THEN 'FAILED' ELSE 'READY' END,
+SELECT item.id, %(queue)s, %(task)s, %(backend)s, %(key)s,
+       CASE WHEN item.delivery_count = 0 THEN 'FAILED' ELSE 'READY' END,
        %(run_after)s::timestamptz, %(enqueued_at)s::timestamptz, %(started_at)s::timestamptz,
        %(last_attempted_at)s::timestamptz, CASE WHEN item.delivery_count = 0 THEN statement_timestamp() END,
        %(worker_ids)s::jsonb, %(errors)s::jsonb, item.payload, %(token)s
@@ -911,8 +913,8 @@ RETURNING status = 'FAILED', statement_timestamp()
 
 # RESULT_OF - all that is known of a task: its message, if that is there, and what workers noted of it.
 # Returns one row: whether its message is there, whether that is dead or expired, whether the attempt that was
-# noted last still holds it, its headers, queue and arguments, when and why it was given up; then what was noted,
-# null where no attempt was. Or no row: there is nothing.
+# noted last still holds it, its headers, queue and arguments, when and why it was given up; then what was
+# noted, null where no attempt was. Or no row: there is nothing.
 RESULT_OF = """
 SELECT item.id IS NOT NULL,
        item.dead_lettered_at IS NOT NULL
@@ -925,8 +927,8 @@ SELECT item.id IS NOT NULL,
        coalesce(item.payload, run.arguments)::text,
        item.dead_lettered_at,
        CASE WHEN item.dead_lettered_at IS NOT NULL THEN item.failures -> -1 ->> 'reason' END,
-       run.task, run.backend, run.status, run.run_after, run.enqueued_at, run.started_at, run.last_attempted_at,
-       run.finished_at, run.worker_ids::text, run.errors::text, run.return_value::text
+       run.task, run.backend, run.key, run.status, run.run_after, run.enqueued_at, run.started_at,
+       run.last_attempted_at, run.finished_at, run.worker_ids::text, run.errors::text, run.return_value::text
 FROM (SELECT %(id)s::bigint AS id) AS asked
 LEFT JOIN django_pgqueue_messagequeueitem AS item ON item.id = asked.id
 LEFT JOIN django_pgqueue_taskrun AS run ON run.id = asked.id

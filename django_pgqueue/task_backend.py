@@ -13,13 +13,16 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from inspect import iscoroutinefunction
 from typing import Any, ParamSpec, TypeVar
 
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
 from django.utils import timezone
+from django.utils.crypto import get_random_string
 
 from django_pgqueue import services
 from django_pgqueue.conf import database_alias, settings
@@ -58,7 +61,9 @@ OPTIONS: dict[str, Any] = {
     "results": True,
 }
 
-MESSAGE_ID = re.compile("[1-9][0-9]{0,18}")
+# The id of a result: that of the message, and a key that nobody guesses.
+RESULT_ID = re.compile("([1-9][0-9]{0,18})-([A-Za-z0-9]{8})")
+KEY_LENGTH = 8
 MOST_ID = 2**63 - 1
 
 # The error of a task that was given up because its workers died.
@@ -123,11 +128,18 @@ class PGQueueBackend(BaseTaskBackend):
         self.validate_task(task)
         payload = encode_call(args, kwargs)
         enqueued_at = timezone.now()
-        ticket = Ticket(task.module_path, self.alias, enqueued_at, task.run_after, iscoroutinefunction(task.func))
+        ticket = Ticket(
+            task.module_path,
+            self.alias,
+            get_random_string(KEY_LENGTH),
+            enqueued_at,
+            task.run_after,
+            iscoroutinefunction(task.func),
+        )
         message_id = self.queue(task.queue_name).publish_at(task.run_after, payload, ticket.headers)
         result: TaskResult[P, R] = TaskResult(
             task=task,
-            id=str(message_id),
+            id=ticket.result_id(message_id),
             status=TaskResultStatus.READY,
             enqueued_at=enqueued_at,
             started_at=None,
@@ -147,11 +159,14 @@ class PGQueueBackend(BaseTaskBackend):
         """Return what is known of a task by now. Raises ``TaskResultDoesNotExist``."""
         if not self.supports_get_result:
             return super().get_result(result_id)
-        record = services.task_record(number_of(result_id), self.using)
-        if record is None:
-            raise TaskResultDoesNotExist(result_id)
-        ticket = ticket_of(record)
-        if ticket is None or ticket.backend != self.alias:
+        message_id = message_id_of(result_id)
+        record = None if message_id is None else services.task_record(message_id, self.using)
+        ticket = None if record is None else ticket_of(record)
+        if (
+            record is None
+            or ticket is None
+            or (ticket.backend, ticket.result_id(message_id)) != (self.alias, result_id)
+        ):
             raise TaskResultDoesNotExist(result_id)
         return make_result(result_id, record, ticket)
 
@@ -237,7 +252,8 @@ def encode_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     except PayloadTooLarge:
         raise
     except PayloadError as error:
-        raise InvalidArguments(str(error).removeprefix(f"{error.path}: "), error.path) from error
+        reason = str(refused or error).removeprefix(f"{error.path}: ")
+        raise InvalidArguments(reason, error.path) from error
     if refused is not None:
         raise InvalidArguments(str(refused)) from refused
     return payload
@@ -251,18 +267,17 @@ def now_like(moment: datetime) -> datetime:
 # --- Results --------------------------------------------------------------------------------------
 
 
-def number_of(result_id: object) -> int:
-    """Return the id of a message. Raises ``TaskResultDoesNotExist`` for what none can be."""
-    if isinstance(result_id, str) and MESSAGE_ID.fullmatch(result_id) and int(result_id) <= MOST_ID:
-        return int(result_id)
-    raise TaskResultDoesNotExist(result_id)
+def message_id_of(result_id: object) -> int | None:
+    """Return the message's id in that of a result. None: it can be none."""
+    match = RESULT_ID.fullmatch(result_id) if isinstance(result_id, str) else None
+    return int(match[1]) if match and int(match[1]) <= MOST_ID else None
 
 
 def ticket_of(record: TaskRecord) -> Ticket | None:
     """Return what the message says of the task, or what was noted of it. None: it is none."""
     if not record.has_message:
-        assert record.task is not None and record.backend is not None
-        return Ticket(record.task, record.backend, record.enqueued_at, record.run_after)
+        assert record.task is not None and record.backend is not None and record.key is not None
+        return Ticket(record.task, record.backend, record.key, record.enqueued_at, record.run_after)
     try:
         return Ticket.of(decode(record.headers or "{}"))
     except (ValueError, RecursionError):
@@ -322,7 +337,13 @@ def belongs_on_loop(message: Message) -> bool:
 
 def our_backends() -> list[PGQueueBackend]:
     """Return those of the backends in ``TASKS`` that are of this kind."""
-    return [backend for backend in task_backends.all() if isinstance(backend, PGQueueBackend)]
+    found = []
+    for alias in task_backends:
+        # Another one that cannot be found is not this one's business, and Django's check names it.
+        with suppress(ImproperlyConfigured):
+            if isinstance(backend := task_backends[alias], PGQueueBackend):
+                found.append(backend)
+    return found
 
 
 def task_handlers(names: Sequence[str] = ()) -> dict[str, Handler]:

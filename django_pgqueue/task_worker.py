@@ -58,6 +58,7 @@ class Ticket:
 
     task: str
     backend: str
+    key: str
     enqueued_at: datetime | None = None
     run_after: datetime | None = None
     #: Whether it was a coroutine function when it was enqueued: its place is on the event loop.
@@ -65,7 +66,7 @@ class Ticket:
 
     @property
     def headers(self) -> dict[str, Any]:
-        headers: dict[str, Any] = {"task": self.task, "backend": self.backend}
+        headers: dict[str, Any] = {"task": self.task, "backend": self.backend, "key": self.key}
         for name in ("enqueued_at", "run_after"):
             if (moment := getattr(self, name)) is not None:
                 headers[name] = moment.isoformat()
@@ -79,12 +80,16 @@ class Ticket:
         try:
             times = [headers.get(name) for name in ("enqueued_at", "run_after")]
             enqueued_at, run_after = (None if text is None else datetime.fromisoformat(text) for text in times)
-            task, backend = headers["task"], headers["backend"]
+            names = [headers[name] for name in ("task", "backend", "key")]
         except (KeyError, TypeError, ValueError):
             return None
-        if not isinstance(task, str) or not isinstance(backend, str):
+        if not all(isinstance(name, str) for name in names):
             return None
-        return cls(task, backend, enqueued_at, run_after, is_for_loop(headers))
+        return cls(names[0], names[1], names[2], enqueued_at, run_after, is_for_loop(headers))
+
+    def result_id(self, message_id: int | None) -> str:
+        """Return the id of the task's result."""
+        return f"{message_id}-{self.key}"
 
     def load(self, queue: str) -> Task[..., Any]:
         """Return the task, as it was enqueued. Raises ``ImportError``, ``InvalidTask`` or what importing it raises."""
@@ -123,7 +128,7 @@ class TaskRunner:
         ticket = Ticket.of(message.headers)
         if ticket is None:
             raise Reject("not a task")
-        run = TaskRun(message, ticket.task, ticket.backend, ticket.enqueued_at, ticket.run_after)
+        run = TaskRun(message, ticket.task, ticket.backend, ticket.key, ticket.enqueued_at, ticket.run_after)
         attempt = Attempt(self.queue, run)
         try:
             backend = task_backends[ticket.backend]
@@ -169,7 +174,7 @@ class Attempt:
         task, payload = ticket.load(self.run.message.queue), self.run.message.payload
         self.result = TaskResult(
             task=task,
-            id=str(self.run.message.id),
+            id=ticket.result_id(self.run.message.id),
             status=TaskResultStatus.RUNNING,
             enqueued_at=self.run.enqueued_at,
             started_at=self.run.started_at,

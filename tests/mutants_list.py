@@ -313,9 +313,11 @@ MUTANTS = (
         CLOCK,
         "a delay counts from the transaction's start",
         "sql.py",
-        "SELECT queue.name, %(payload)s::jsonb, %(headers)s::jsonb,\n       CASE WHEN %(due)s::timestamptz > statement_timestamp()"
+        "SELECT queue.name, %(payload)s::jsonb, %(headers)s::jsonb,\n"
+        "       CASE WHEN %(due)s::timestamptz > statement_timestamp()"
         " THEN %(due)s::timestamptz\n            ELSE statement_timestamp() + %(delay)s",
-        "SELECT queue.name, %(payload)s::jsonb, %(headers)s::jsonb,\n       CASE WHEN %(due)s::timestamptz > statement_timestamp()"
+        "SELECT queue.name, %(payload)s::jsonb, %(headers)s::jsonb,\n"
+        "       CASE WHEN %(due)s::timestamptz > statement_timestamp()"
         " THEN %(due)s::timestamptz\n            ELSE now() + %(delay)s",
         ("tests/cases/test_transaction_cases.py",),
     ),

@@ -14,6 +14,7 @@ class Migration(migrations.Migration):
                 ("queue", models.TextField()),
                 ("task", models.TextField(help_text="The dotted path of its function.")),
                 ("backend", models.TextField(help_text="The alias in TASKS.")),
+                ("key", models.TextField(help_text="The second half of the result's id, which nobody guesses.")),
                 (
                     "status",
                     models.TextField(
