@@ -4,8 +4,8 @@ Settings of the tests: the example project's, on the database that cluster.py pr
 Two variables of the environment choose how Django connects, so that the whole suite can run
 either way: `PGQUEUE_TEST_POOL=1` (psycopg's pool) and `PGQUEUE_TEST_SERVER_SIDE_BINDING=1`.
 
-Two more are for the processes that a test starts: `PGQUEUE_TEST_OPTIONS` adds to OPTIONS, as a JSON
-object, and `PGQUEUE_TEST_DIRECT_URL` makes a second alias, "direct".
+Three more are for the processes that a test starts: `PGQUEUE_TEST_OPTIONS` adds to OPTIONS, as a JSON
+object, `PGQUEUE_TEST_DIRECT_URL` makes a second alias, "direct", and `PGQUEUE_TEST_TASKS` is Django's `TASKS`.
 """
 
 import json
@@ -34,5 +34,7 @@ if os.environ.get("PGQUEUE_TEST_SERVER_SIDE_BINDING") == "1":
 OPTIONS.update(json.loads(os.environ.get("PGQUEUE_TEST_OPTIONS", "{}")))
 if "PGQUEUE_TEST_DIRECT_URL" in os.environ:
     DATABASES["direct"] = env.db("PGQUEUE_TEST_DIRECT_URL")
+if "PGQUEUE_TEST_TASKS" in os.environ:
+    TASKS = json.loads(os.environ["PGQUEUE_TEST_TASKS"])
 
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

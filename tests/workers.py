@@ -89,9 +89,11 @@ def environment(
     queues: Sequence[Any] = (),
     settings: Mapping[str, Any] | None = None,
     url: str | None = None,
+    tasks: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
     """Return the environment in which a command is on the test database, or on that of `url`."""
     return {
+        **({} if tasks is None else {"PGQUEUE_TEST_TASKS": json.dumps(tasks)}),
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "tests.settings",
         "DATABASE_URL": url or database_url(),
@@ -108,6 +110,7 @@ def command(
     settings: Mapping[str, Any] | None = None,
     url: str | None = None,
     module: str = "django",
+    tasks: Mapping[str, Any] | None = None,
 ) -> Iterator[Worker]:
     """Start a management command, or another module; kill it at the end if it still runs."""
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +119,7 @@ def command(
             process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
                 cwd=ROOT,
-                env=environment(queues, settings, url),
+                env=environment(queues, settings, url, tasks),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -135,9 +138,14 @@ def worker(
     queues: Sequence[Any] = ("work",),
     settings: Mapping[str, Any] | None = None,
     url: str | None = None,
+    tasks: Mapping[str, Any] | None = None,
 ) -> Iterator[Worker]:
-    """Start `consume_queues` and wait until it consumes. Queues are as in `testapp.queues`, or names."""
-    with command("consume_queues", *arguments, queues=queues, settings=settings, url=url) as running:
+    """
+    Start `consume_queues` and wait until it consumes. Queues are as in `testapp.queues`, or names.
+
+    `tasks`: Django's setting `TASKS`.
+    """
+    with command("consume_queues", *arguments, queues=queues, settings=settings, url=url, tasks=tasks) as running:
         wait_until(running.is_beating, what="the worker's first heartbeat")
         yield running
 
