@@ -79,9 +79,9 @@ class Reaper:
         try:
             while services.forget_minutes(self.batch_size, self.using):
                 pass
-            self._forget_runs()
             report = {**asdict(reaped), "queues": len(reaped.queues)}
             services.record_run(time.monotonic() - began, report, self.using)
+            self._forget_runs()
         except ProgrammingError as error:
             # Not migrated yet, or without the rights: what has to be done is done.
             logger.warning("reaper's run not noted error=%s", describe(error))

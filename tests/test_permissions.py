@@ -251,9 +251,29 @@ def consume(shop: Shop, using: str) -> None:
     minute = int(services.now(using).timestamp() // 60)
     for _ in range(2):
         services.count_minute({"orders": services.Tally(1, 2, 3, {minute: 4})}, using)
+    run_tasks_of(shop, using)
     Queue("owned", exclusive=True, using=using).declare()
     assert services.take_over("owned", heartbeat.consumer, using)
     services.forget_consumer(heartbeat.consumer, using)
+
+
+def run_tasks_of(shop: Shop, using: str) -> None:
+    """What a worker writes of a task that is done, and of one that fails and is tried again."""
+    shop.queue("tasks").publish_many([{"args": [], "kwargs": {}}] * 2)
+    queue = Queue("tasks", using=using)
+    done, failed = (services.TaskRun(each, "shop.tasks.one", "default", "key", None, None) for each in queue.claim(2))
+    assert services.start_run(done, using) and services.finish_run(done, "1", using)
+    for _ in range(2):
+        assert services.start_run(failed, using)
+        assert services.fail_run(queue.declaration, failed, 0, "no", using) is not None
+        (message,) = queue.claim()
+        failed = services.TaskRun(message, "shop.tasks.one", "default", "key", None, None)
+
+
+def ask(shop: Shop, using: str) -> None:
+    shop.queue("tasks").publish({"args": [], "kwargs": {}})
+    (message_id,) = shop.admin.execute("SELECT id FROM django_pgqueue_messagequeueitem").fetchone()
+    assert services.task_record(message_id, using).has_message
 
 
 def reap(shop: Shop, using: str) -> None:
@@ -268,6 +288,11 @@ def reap(shop: Shop, using: str) -> None:
     shop.sql("INSERT INTO django_pgqueue_queueevent (queue, kind, at) VALUES ('long ago', 'reaped', '2000-01-01')")
     shop.sql("INSERT INTO django_pgqueue_topicbody (content, expires_at) VALUES ('', '2000-01-01')")
     shop.sql("INSERT INTO django_pgqueue_queueminute (queue, minute) VALUES ('long ago', '2000-01-01')")
+    shop.sql(
+        "INSERT INTO django_pgqueue_taskrun (id, queue, task, backend, key, status, started_at, last_attempted_at,"
+        " worker_ids, lease_token) VALUES (0, '', '', '', '', 'READY', '2000-01-01', '2000-01-01', '[]',"
+        " gen_random_uuid())"
+    )
     shop.sql("UPDATE django_pgqueue_messagequeue SET last_active = '2000-01-01' WHERE name = 'idle'")
     services.beat(uuid4(), "host", 1, ["orders"], shop.owner)
     shop.sql("UPDATE django_pgqueue_queueconsumer SET last_heartbeat = '2000-01-01'; SELECT pg_sleep(0.002)")
@@ -278,7 +303,8 @@ def reap(shop: Shop, using: str) -> None:
     Reaper(using).run_once()
     for table, count in (("django_pgqueue_queueminute", 0), ("django_pgqueue_reaperrun", 1)):
         assert fetch(f"SELECT count(*) FROM {table}", using=shop.owner) == [(count,)]
-    for table in ("django_pgqueue_queueconsumer", "django_pgqueue_topicbinding", "django_pgqueue_topicbody"):
+    for table in ("queueconsumer", "topicbinding", "topicbody", "taskrun"):
+        table = f"django_pgqueue_{table}"
         assert fetch(f"SELECT count(*) FROM {table}", using=shop.owner) == [(0,)]
 
 
@@ -321,6 +347,7 @@ JOBS = {
     "shop_announcer": announce,
     "shop_subscriber": subscribe,
     "shop_consumer": consume,
+    "shop_asker": ask,
     "shop_reaper": reap,
     "shop_heartbeat": keep_alive,
     "shop_operator": operate,

@@ -1,5 +1,6 @@
-"""Bindings, events, consumers."""
+"""Bindings, events, consumers, tasks."""
 
+import json
 from typing import Any
 
 from django import forms
@@ -7,12 +8,16 @@ from django.contrib import admin
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.html import format_html
 
 from django_pgqueue.admin.base import ReadOnlyAdmin, UncountedPaginator
 from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import InvalidQueueName
-from django_pgqueue.models import MessageQueue, QueueConsumer, QueueEvent, TopicBinding
+from django_pgqueue.models import MessageQueue, QueueConsumer, QueueEvent, TaskRun, TopicBinding
 from django_pgqueue.validation import check_name, check_ttl
+
+# Characters of a value that a page shows.
+MOST_SHOWN = 10_000
 
 
 class TopicBindingForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at run time
@@ -79,3 +84,54 @@ class QueueEventAdmin(ReadOnlyAdmin):
 @admin.register(QueueConsumer)
 class QueueConsumerAdmin(ReadOnlyAdmin):
     list_display = ("id", "host", "pid", "queues", "started_at", "last_heartbeat")
+
+
+@admin.register(TaskRun)
+class TaskRunAdmin(ReadOnlyAdmin):
+    """What workers noted of tasks, the last attempt first. A task that nobody has started yet is a message."""
+
+    list_display = ("id", "task", "queue", "status", "attempts", "last_attempted_at", "finished_at")
+    list_filter = ("status",)
+    # By equality: there may be many of them, and no index for a search in texts.
+    search_fields = ("id__exact",)
+    search_help_text = "The id of a result, or of its message."
+    ordering = ("-last_attempted_at",)
+    show_full_result_count = False
+    paginator = UncountedPaginator
+    fields = (
+        *("id", "task", "queue", "backend", "status", "attempts"),
+        *("run_after", "enqueued_at", "started_at", "last_attempted_at", "finished_at"),
+        *("arguments_shown", "return_value_shown", "errors_shown", "worker_ids"),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[TaskRun]:
+        runs = super().get_queryset(request)
+        is_list = request.resolver_match is not None and str(request.resolver_match.url_name).endswith("_changelist")
+        return runs.defer("arguments", "return_value", "errors") if is_list else runs
+
+    def get_search_results(self, request: HttpRequest, queryset: QuerySet[Any], search_term: str) -> Any:
+        # What people have at hand is the result's id.
+        return super().get_search_results(request, queryset, search_term.strip().partition("-")[0])
+
+    @admin.display(description="attempts")
+    def attempts(self, run: TaskRun) -> int:
+        return len(run.worker_ids)
+
+    @admin.display(description="arguments")
+    def arguments_shown(self, run: TaskRun) -> str:
+        return shown(run.arguments)
+
+    @admin.display(description="return value")
+    def return_value_shown(self, run: TaskRun) -> str:
+        return shown(run.return_value)
+
+    @admin.display(description="errors")
+    def errors_shown(self, run: TaskRun) -> str:
+        texts = (f"{error['exception_class_path']}\n{error['traceback']}" for error in run.errors)
+        return format_html("<pre>{}</pre>", "\n".join(texts)) if run.errors else "-"
+
+
+def shown(value: Any) -> str:
+    """Return a JSON value for the page, cut."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return format_html("<pre>{}</pre>", text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…")
