@@ -73,6 +73,13 @@ PGQUEUE = env.json("PGQUEUE_SETTINGS", default={})
 # Seconds of silence after which the live page's stream says that it is still there.
 LIVE_HEARTBEAT = env.float("LIVE_HEARTBEAT", default=15)
 
+TASKS = {
+    "default": {
+        "BACKEND": "django_pgqueue.task_backend.PGQueueBackend",
+        "QUEUES": ["inbox.digests"],
+    }
+}
+
 STATIC_URL = "static/"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -12,6 +12,8 @@ import json
 import os
 import sys
 
+import django
+
 from tests import cluster
 
 if "mypy" in sys.modules:
@@ -34,6 +36,9 @@ if os.environ.get("PGQUEUE_TEST_SERVER_SIDE_BINDING") == "1":
 OPTIONS.update(json.loads(os.environ.get("PGQUEUE_TEST_OPTIONS", "{}")))
 if "PGQUEUE_TEST_DIRECT_URL" in os.environ:
     DATABASES["direct"] = env.db("PGQUEUE_TEST_DIRECT_URL")
+# So that no test consumes the example project's tasks unless it says so.
+IMMEDIATE = f"{'django.tasks' if django.VERSION >= (6, 0) else 'django_tasks'}.backends.immediate.ImmediateBackend"
+TASKS = {"default": {"BACKEND": IMMEDIATE, "QUEUES": []}}
 if "PGQUEUE_TEST_TASKS" in os.environ:
     TASKS = json.loads(os.environ["PGQUEUE_TEST_TASKS"])
 

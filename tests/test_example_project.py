@@ -4,6 +4,7 @@ import json
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.core.management import call_command
 from django.db import transaction
 from django.test import Client
 from django.urls import reverse
@@ -12,6 +13,7 @@ from django_pgqueue import Message
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.queues import registered_handlers
+from example_project import settings as example_settings
 from example_project.inbox.models import Delivery, Summary
 from example_project.inbox.queues import webhooks
 
@@ -140,3 +142,16 @@ def test_the_admin_answers():
         response = client.get(reverse(f"admin:{model}_changelist"))
         assert response.status_code == 200
         assert response.context["cl"].result_list, model
+
+
+def test_a_digest_is_ordered_and_shown(settings) -> None:
+    """A task: who asked for it sees how far it is, and then what it says."""
+    settings.TASKS = example_settings.TASKS
+    for _ in range(2):
+        post(json.dumps(PUSH))
+    consume()
+    result_id = Client().post("/webhooks/github/digest/").json()["digest"]
+    assert Client().get(f"/digests/{result_id}/").json() == {"status": "READY", "counts": None}
+    call_command("consume_queues", drain=True)
+    assert Client().get(f"/digests/{result_id}/").json() == {"status": "SUCCESSFUL", "counts": {"issues opened": 2}}
+    assert Client().get("/digests/7-abcdefgh/").status_code == 404

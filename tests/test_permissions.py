@@ -424,6 +424,13 @@ def test_without_any_one_of_its_grants_a_role_cannot_do_its_job(shop, role, monk
 
 
 FORBIDDEN = {
+    "shop_asker": [
+        "UPDATE django_pgqueue_taskrun SET return_value = '1'",
+        "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) VALUES ('orders', '{}')",
+        "UPDATE django_pgqueue_messagequeueitem SET read_after = NULL",
+        "DELETE FROM django_pgqueue_messagequeueitem",
+        "SELECT * FROM django_pgqueue_messagequeue",
+    ],
     "shop_publisher": [
         "SELECT payload FROM django_pgqueue_messagequeueitem",
         "DELETE FROM django_pgqueue_messagequeueitem",
