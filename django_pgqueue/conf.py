@@ -55,7 +55,8 @@ class Settings:
     #: How the names of the notification channels begin. Channels belong to the database and not to a
     #: schema: of several installations in one database, each needs another.
     CHANNEL_PREFIX: str = "django_pgqueue"
-    #: Seconds for which the result of a task is kept after its end. None: for ever.
+    #: Seconds for which the result of a task is kept after its end; that of a dead letter as long as that is
+    #: there. ``None``: for ever.
     TASK_RESULT_TTL: float | None = 86_400
     #: Largest payload, in bytes of UTF-8 JSON. The headers of a message may be as large again.
     MAX_PAYLOAD_BYTES: int = 16 * 1024 * 1024

@@ -58,6 +58,7 @@ EXAMPLES = {
     "POLL_INTERVAL": 2.5,
     "NOTIFY_INTERVAL": 0.5,
     "CHANNEL_PREFIX": "shop_staging",
+    "TASK_RESULT_TTL": 604_800,
     "MAX_PAYLOAD_BYTES": 1_048_576,
 }
 
