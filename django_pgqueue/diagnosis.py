@@ -147,6 +147,24 @@ FINDINGS = {
         "This database has not been migrated, or not to the end.",
         "`python manage.py migrate`, with `--database` where it is not the default one.",
     ),
+    "E011": Finding(
+        ERROR,
+        "An option of the Tasks backend is wrong",
+        "A key of `OPTIONS` in `TASKS` is misspelt, or its value is of the wrong kind.",
+        "Take the key that is suggested, or correct the value.",
+    ),
+    "E012": Finding(
+        ERROR,
+        "A queue of tasks has a name that no queue can have",
+        "`QUEUES` in `TASKS` names a queue with characters that are not allowed, or too many.",
+        "Give it another name, there and in the tasks' `queue_name`.",
+    ),
+    "E013": Finding(
+        ERROR,
+        "A queue of tasks has a handler of its own",
+        "One queue has one handler. `consume_queues` refuses to guess whether its messages are tasks.",
+        "Give the tasks or the handler another queue.",
+    ),
     "W020": Finding(
         WARNING,
         "The reaper has not run for ten minutes",

@@ -17,10 +17,11 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "findings.md"
 HEAD = """\
 # Findings
 
-`manage.py check --database default` reports E001 to E009, and a deployment should run it. `manage.py diagnose_queues`
-reports all of them: run it when something seems wrong, or now and then by cron. It changes nothing. Its exit
-status is 0 when nothing is wrong, 2 when there are errors or the database cannot be asked, and 1 when there are
-warnings and `--fail-level warning` was given. `--format json` is for programs. Of one kind it tells the first twenty.
+`manage.py check --database default` reports E001 to E009 and E011 to E013, and a deployment should run it.
+`manage.py diagnose_queues` reports all of them: run it when something seems wrong, or now and then by cron. It changes
+nothing. Its exit status is 0 when nothing is wrong, 2 when there are errors or the database cannot be asked,
+and 1 when there are warnings and `--fail-level warning` was given. `--format json` is for programs. Of one kind it
+tells the first twenty.
 
 Each was provoked on a real server by the tests that are named.
 """
@@ -51,7 +52,8 @@ def page() -> str:
     """Return what docs/findings.md should be."""
     from django_pgqueue.diagnosis import FINDINGS
 
-    importlib.import_module("tests.test_diagnosis")
+    for module in ("tests.test_diagnosis", "tests.test_task_backend"):
+        importlib.import_module(module)
     parts = [HEAD]
     for number, kind in FINDINGS.items():
         provoked = ", ".join(f"`{test}`" for test in tests_of(number))

@@ -26,6 +26,7 @@ from tests import (
     mutants_seeing,
     mutants_speed,
     mutants_testing,
+    mutants_tasks,
     mutants_topics,
 )
 from tests.mutants_list import Mutant
@@ -123,6 +124,15 @@ def main() -> int:
     mutants = [
         mutant
         for module in MODULES
+        for module in (
+            mutants_list,
+            mutants_operating,
+            mutants_topics,
+            mutants_letters,
+            mutants_speed,
+            mutants_seeing,
+            mutants_tasks,
+        )
         for mutant in module.MUTANTS
         if not options.words or any(word in f"{mutant.promise} {mutant.change}" for word in options.words)
     ]

@@ -21,6 +21,7 @@ from django_pgqueue.task_compat import (
     task_backends,
     task_enqueued,
 )
+from tests.findings import provokes
 from tests.support import fetch, run_async, wait_until
 from tests.taskrun import run_tasks, tasks_setting
 from tests.testapp import tasks
@@ -321,6 +322,7 @@ def test_consume_queues_runs_them(settings):
     assert known(result).status == SUCCESSFUL
 
 
+@provokes("E013")
 def test_the_handler_of_a_queue_beside_tasks(settings):
     """Runs beside them; on the same queue it is an error, also for check."""
     settings.TASKS = tasks_setting("default")
@@ -344,6 +346,8 @@ def test_queues_that_tasks_names_are_there_after_migrate(settings):
     assert {"mail", "mail.dead"} <= set(MessageQueue.objects.values_list("name", flat=True))
 
 
+@provokes("E011")
+@provokes("E012")
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [

@@ -342,13 +342,13 @@ def test_a_killed_worker_s_task_runs_again(tmp_path):
     """RUNNING, then READY when its lease has lapsed, then SUCCESSFUL with two attempts by two workers."""
     mark, until = tmp_path / "mark", tmp_path / "until"
     result = tasks.hold.enqueue(str(mark), str(until))
-    with worker("default", queues=(), tasks=tasks_setting("default")) as first:
+    with worker("default", queues=(), tasks=tasks_setting()) as first:
         wait_until(mark.exists)
         assert (known(result).status, known(result).attempts) == (RUNNING, 1)
         first.kill()
     wait_until(lambda: known(result).status == READY, what="the lease to lapse")
     until.touch()
-    with worker("default", queues=(), tasks=tasks_setting("default")) as second:
+    with worker("default", queues=(), tasks=tasks_setting()) as second:
         wait_until(lambda: known(result).status == SUCCESSFUL)
         done = known(result)
         assert (done.return_value, done.attempts, len(set(done.worker_ids))) == (second.pid, 2, 2)
