@@ -31,3 +31,16 @@ def test_the_page_is_what_the_command_makes():
     assert all(
         passed or name in conformance.EXCEPTED for found in recorded.values() for name, passed in found["tests"].items()
     )
+
+
+def test_an_index_that_cannot_be_reached_is_no_failure(monkeypatch, tmp_path):
+    """An index that answers and does not have it is one."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    assert conformance.download(tmp_path) is False
+    monkeypatch.setattr(django, "__version__", "not a version")
+    with pytest.raises(RuntimeError, match="pip download failed"):
+        conformance.download(tmp_path)

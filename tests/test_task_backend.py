@@ -1,16 +1,19 @@
 """The backend for Django's Tasks: enqueueing is a publish, and what is enqueued is known until it is forgotten."""
 
+import sys
 from datetime import datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from django.conf import settings as django_settings
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_pgqueue import PayloadError, Queue
+from django_pgqueue import PayloadError, Queue, task_compat, task_queues
 from django_pgqueue.exceptions import PayloadTooLarge
 from django_pgqueue.models import MessageQueue, MessageQueueItem, TaskRun
 from django_pgqueue.reaper import Reaper
@@ -268,7 +271,7 @@ def test_results_are_forgotten_after_their_time(settings):
     Reaper("default").run_once()
     with pytest.raises(TaskResultDoesNotExist):
         known(done)
-    assert known(dead).status == FAILED
+    assert known(dead).errors[0].exception_class_path == "django_pgqueue.exceptions.Reject"
     Queue("default.dead").purge()
     Reaper("default").run_once()
     with pytest.raises(TaskResultDoesNotExist):
@@ -395,3 +398,25 @@ def test_a_result_is_got_on_the_event_loop():
 
     result, again = run_async(get())
     assert result == again
+
+
+# --- Without Tasks ---
+
+
+def test_a_django_without_tasks_is_told_what_to_install(monkeypatch):
+    """On 5.2 without the backport."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"Django 6.0 or newer, .* pip install django-pg-messagequeue\[tasks\]"):
+        exec(Path(task_compat.__file__).read_text(), {"__name__": "compat"})
+
+
+def test_only_who_uses_the_backend_needs_tasks(monkeypatch, settings):
+    """`TASKS` may be of another app; where it names the backend, its absence is loud."""
+    monkeypatch.setitem(sys.modules, "django_pgqueue.task_compat", None)
+    monkeypatch.delitem(sys.modules, "django_pgqueue.task_backend")
+    monkeypatch.delattr("django_pgqueue.task_backend")
+    monkeypatch.setattr(django_settings, "TASKS", {"default": {"BACKEND": "another.Backend"}})
+    assert task_queues.task_handlers() == {} and task_queues.make_queues("default") == []
+    monkeypatch.setattr(django_settings, "TASKS", tasks_setting())
+    with pytest.raises(ImportError):
+        task_queues.task_handlers()
