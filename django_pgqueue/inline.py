@@ -29,8 +29,10 @@ def as_in_worker(handler: Handler) -> Handler:
     """Return the handler so that its statements, outside of its own ``atomic()``, stand alone as in autocommit."""
     # What fails inside ack="atomic" ends that transaction in a worker, too.
     besides = handler.queue.using if handler.ack == "atomic" else None
+    block = functools.partial(standing_alone, besides)
     wrap = _wrapped_async if handler.is_async else _wrapped
-    return replace(handler, function=wrap(handler.function, functools.partial(standing_alone, besides)))
+    on_loop = handler.async_function and _wrapped_async(handler.async_function, block)
+    return replace(handler, function=wrap(handler.function, block), async_function=on_loop)
 
 
 def _wrapped(function: Callable[[Any], Any], block: Callable[[], AbstractContextManager[None]]) -> Callable[[Any], Any]:

@@ -12,7 +12,18 @@ from types import ModuleType
 from django.conf import settings as django_settings
 
 from django_pgqueue.lanes import Handler
-from django_pgqueue.queues import Queue
+from django_pgqueue.queues import Queue, registered_handlers
+
+
+def handlers_of(names: Sequence[str] = ()) -> list[Handler]:
+    """
+    Return the handlers of these queues, of tasks or not (none named: of all that have one).
+
+    Raises ``LookupError`` for one that has none, and ``ValueError`` for a queue of tasks that has a handler of its own.
+    """
+    tasks = task_handlers(names)
+    others = [name for name in names if name not in tasks]
+    return [*tasks.values(), *(registered_handlers(others) if others or not names else ())]
 
 
 def task_handlers(names: Sequence[str] = ()) -> dict[str, Handler]:

@@ -25,8 +25,8 @@ from tests import (
     mutants_operating,
     mutants_seeing,
     mutants_speed,
-    mutants_testing,
     mutants_tasks,
+    mutants_testing,
     mutants_topics,
 )
 from tests.mutants_list import Mutant
@@ -47,6 +47,7 @@ MODULES = (
     mutants_letters,
     mutants_speed,
     mutants_seeing,
+    mutants_tasks,
     mutants_testing,
 )
 
@@ -124,15 +125,6 @@ def main() -> int:
     mutants = [
         mutant
         for module in MODULES
-        for module in (
-            mutants_list,
-            mutants_operating,
-            mutants_topics,
-            mutants_letters,
-            mutants_speed,
-            mutants_seeing,
-            mutants_tasks,
-        )
         for mutant in module.MUTANTS
         if not options.words or any(word in f"{mutant.promise} {mutant.change}" for word in options.words)
     ]

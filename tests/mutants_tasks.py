@@ -156,6 +156,14 @@ MUTANTS = (
     ),
     Mutant(
         RUN,
+        "what an async task does wrong in SQL ends a test",
+        "inline.py",
+        "function=wrap(handler.function, block), async_function=on_loop)",
+        "function=wrap(handler.function, block))",
+        (f"{WORKER}::InATestCase",),
+    ),
+    Mutant(
+        RUN,
         "any function is run",
         "task_worker.py",
         "        if not isinstance(found, Task):\n",
@@ -165,9 +173,9 @@ MUTANTS = (
     Mutant(
         RUN,
         "only declared queues are consumed",
-        "management/commands/consume_queues.py",
-        "        tasks = task_handlers(names)\n",
-        "        tasks = task_handlers(names) if not names else {}\n",
+        "task_queues.py",
+        "    tasks = task_handlers(names)\n",
+        "    tasks = {} if names else task_handlers(names)\n",
         (f"{BACKEND}::test_consume_queues_runs_them",),
     ),
     Mutant(

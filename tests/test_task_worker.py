@@ -15,6 +15,7 @@ from django_pgqueue.models import MessageQueueItem, TaskRun
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.task_compat import TaskResultStatus, task_backends, task_finished, task_started
 from django_pgqueue.task_queues import task_handlers
+from django_pgqueue.testing import drain, immediate
 from tests.support import second_session, wait_until
 from tests.taskrun import run_tasks, tasks_setting
 from tests.testapp import tasks
@@ -55,6 +56,11 @@ def told():
 
 def known(result):
     return task_backends["default"].get_result(result.id)
+
+
+def refreshed(result):
+    result.refresh()
+    return result
 
 
 def run_until_known(result, *statuses):
@@ -225,6 +231,14 @@ def test_a_long_sync_task_does_not_hold_up_async_ones(tmp_path):
         until.touch()
 
 
+def test_the_drain_of_the_testing_helpers_runs_tasks():
+    """Sync and async ones, and tells what became of them, retries included."""
+    results = [tasks.fail_first.enqueue(1), tasks.add_async.enqueue(1, 2), tasks.reject.enqueue()]
+    done = drain("default", include_delayed=True)
+    assert (len(done.handled), len(done.failed), len(done.dead_lettered)) == (2, 2, 1)
+    assert [known(result).status for result in results] == [SUCCESSFUL, SUCCESSFUL, FAILED]
+
+
 class InATestCase(TestCase):
     """Tasks that are drained inside a test's transaction."""
 
@@ -235,6 +249,19 @@ class InATestCase(TestCase):
             call_command("consume_queues", "default", drain=True)
             assert [known(result).status for result in results] == [SUCCESSFUL, SUCCESSFUL, FAILED]
             assert Seen.objects.get().msg_id == 7
+
+    def test_they_are_drained_by_the_testing_helpers(self):
+        """As any handler; what a task does wrong in SQL harms nothing else."""
+        with override_settings(TASKS=tasks_setting()):
+            results = [tasks.wrong_sql.enqueue(), tasks.wrong_sql_async.enqueue(), tasks.add.enqueue(1)]
+            done = drain("default", include_delayed=True)
+            assert [known(result).status for result in results] == [FAILED, FAILED, SUCCESSFUL]
+            assert len(done.handled) == 1 and len(done.dead_lettered) == 2
+
+    def test_in_immediate_mode_they_run_at_once(self):
+        """As handlers do."""
+        with override_settings(TASKS=tasks_setting("default")), immediate():
+            assert refreshed(tasks.add.enqueue(1, 2)).return_value == 3
 
 
 # --- Leases, crashes, outages ---

@@ -14,10 +14,11 @@ from django.db.models.functions import Now
 from django_pgqueue import services, signals
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.exceptions import Nack, Reject
-from django_pgqueue.lanes import Handler
+from django_pgqueue.lanes import OWN_ACK, Attempt, Handler
 from django_pgqueue.message import Message
 from django_pgqueue.models import MessageQueueItem
-from django_pgqueue.queues import Queue, registered_handlers
+from django_pgqueue.queues import Queue
+from django_pgqueue.task_queues import handlers_of
 from django_pgqueue.testing.clock import PARKED, advance
 from django_pgqueue.testing.journal import observed
 from django_pgqueue.testing.names import alias_of, name_of
@@ -79,7 +80,7 @@ def drain(
     using: str | None = None,
 ) -> Drained:
     """
-    Run the handlers of a queue, or of these, or of all (None) until nothing is ready, and tell what happened.
+    Run the handlers and tasks of a queue, or of these, or of all (None) until nothing is ready; tell what happened.
 
     Each message is claimed, handled and settled as ``consume_queues`` does it: acks, retries with their back-off, dead
     letters, ``ack="atomic"`` and ``"early"``, batches, async handlers. Inside a ``TestCase`` in the calling thread and
@@ -96,7 +97,7 @@ def drain(
     """
     names = None if queue is None else [name_of(each) for each in _listed(queue)]
     alias = alias_of(_listed(queue)[0] if names else None, using)
-    handlers = [handler for handler in registered_handlers(names or ()) if handler.queue.using == alias]
+    handlers = [handler for handler in handlers_of(names or ()) if handler.queue.using == alias]
     if not handlers:
         raise LookupError(f"no handler is registered for a queue of database {alias!r}")
     return run(handlers, limit=limit, include_delayed=include_delayed, raises=raises)
@@ -184,7 +185,13 @@ class Watch:
                 stop()
 
 
-def _watched(handler: Handler, end: Callable[[Sequence[Message], dict[int, BaseException]], None]) -> Handler:
+End = Callable[[Sequence[Message], dict[int, BaseException]], None]
+
+
+def _watched(handler: Handler, end: End) -> Handler:
+    if handler.ack == OWN_ACK:
+        return _watched_tasks(handler, end)
+
     def messages_of(argument: Any) -> list[Message]:
         return argument if handler.batch else [argument]
 
@@ -209,6 +216,21 @@ def _watched(handler: Handler, end: Callable[[Sequence[Message], dict[int, BaseE
         return errors
 
     return replace(handler, function=handle_async if handler.is_async else handle)
+
+
+def _watched_tasks(handler: Handler, end: End) -> Handler:
+    def tell(message: Message, attempt: Attempt | None) -> Attempt | None:
+        if attempt is not None:
+            end([message], {} if attempt.error is None else {message.id: attempt.error})
+        return attempt
+
+    async def handle_async(message: Message) -> Attempt | None:
+        assert handler.async_function is not None
+        return tell(message, await handler.async_function(message))
+
+    return replace(
+        handler, function=lambda message: tell(message, handler.function(message)), async_function=handle_async
+    )
 
 
 def _listed(queue: Queues) -> Sequence[Queue | str]:

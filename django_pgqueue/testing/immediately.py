@@ -11,7 +11,8 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.transaction import Atomic
 
 from django_pgqueue import services
-from django_pgqueue.queues import Queue, registered_handlers
+from django_pgqueue.queues import Queue
+from django_pgqueue.task_queues import handlers_of
 from django_pgqueue.testing.draining import Drained, run
 from django_pgqueue.testing.journal import observed
 from django_pgqueue.testing.names import name_of
@@ -75,7 +76,7 @@ class immediate(ContextDecorator):
         try:
             while using in self._pending:
                 self._pending.discard(using)
-                handlers = [each for each in registered_handlers(self._names) if each.queue.using == using]
+                handlers = [each for each in handlers_of(self._names) if each.queue.using == using]
                 if handlers:
                     self._add(run(handlers, limit=None, include_delayed=False, raises=self._raises))
         finally:

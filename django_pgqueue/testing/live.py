@@ -11,7 +11,8 @@ from django.db import connections
 
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
-from django_pgqueue.queues import Queue, registered_handlers
+from django_pgqueue.queues import Queue
+from django_pgqueue.task_queues import handlers_of
 from django_pgqueue.testing.draining import Drained, watching
 from django_pgqueue.testing.names import alias_of, name_of
 
@@ -89,7 +90,7 @@ def live_consumer(
     if connections[alias].in_atomic_block:
         raise RuntimeError("a live consumer sees only what is committed: use TransactionTestCase, or drain()")
     names: Sequence[str] = [name_of(queue) for queue in queues]
-    handlers = [handler for handler in registered_handlers(names) if handler.queue.using == alias]
+    handlers = [handler for handler in handlers_of(names) if handler.queue.using == alias]
     with watching(handlers) as watch:
         live = LiveConsumer(
             Consumer(watch.handlers, concurrency=concurrency, prefetch=prefetch, grace=GRACE), watch.done

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from django.db import transaction
+from asgiref.sync import sync_to_async
+from django.db import connection, transaction
 
 from django_pgqueue import Nack, Reject
 from tests.testapp.models import Seen
@@ -85,6 +86,17 @@ def reject() -> None:
 def give_back(kind: str) -> Any:
     """Return what cannot be kept as a result."""
     return {"object": object(), "nul": "a\0b", "nan": float("nan"), "lambda": lambda: None}[kind]
+
+
+@task
+def wrong_sql() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1 / 0")
+
+
+@task
+async def wrong_sql_async() -> None:
+    await sync_to_async(wrong_sql.func)()
 
 
 @task

@@ -13,12 +13,12 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
+from django_pgqueue import task_queues
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.health import Health
 from django_pgqueue.lanes import Handler
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
-from django_pgqueue.queues import Queue, queue_named, registered_handlers
-from django_pgqueue.task_queues import task_handlers
+from django_pgqueue.queues import Queue, queue_named
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -163,9 +163,7 @@ def end_now(status: int) -> NoReturn:
 def handlers_of(names: list[str], path: str | None) -> list[Handler]:
     """Return the registered handlers of these queues, or the function at ``path`` for each of them."""
     if path is None:
-        tasks = task_handlers(names)
-        others = [name for name in names if name not in tasks]
-        handlers = [*tasks.values(), *(registered_handlers(others) if others or not names else ())]
+        handlers = task_queues.handlers_of(names)
         if not handlers:
             raise LookupError(
                 "no handler is registered; declare one with @queue.handler in a queues.py module,"
