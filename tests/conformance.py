@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 
 import django
 
+import dev
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / ".django-sources"
 RECORD = ROOT / "docs" / "results" / "tasks-conformance.json"
@@ -113,7 +115,9 @@ def fetch() -> Path | None:
 
 def download(into: Path) -> bool:
     """Download Django's source distribution. Returns whether the index was reached; raises where it was and failed."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    # An environment may have none; then the Python that it was made of has.
+    python = next((each for each in (sys.executable, sys._base_executable) if dev.has_pip(each)), sys.executable)
+    command = [python, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     done = subprocess.run(
         [*command, "--no-binary", ":all:", "--dest", str(into), f"Django=={django.__version__}"],
         capture_output=True,
