@@ -1262,7 +1262,7 @@ def fail_run(
         if delay is None:
             lost = reject(declaration, [run.message], [reason], using)
         else:
-            lost = nack(declaration, [run.message], [delay], [reason], using)
+            lost = nack(declaration, [run.message], [delay], [reason], using).lost
         if lost:
             return None
         cursor.execute(sql.FAIL_RUN, _run_params(run))

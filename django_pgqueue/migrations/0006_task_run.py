@@ -3,7 +3,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("django_pgqueue", "0004_queue_minute"),
+        ("django_pgqueue", "0005_queue_minute_published"),
     ]
 
     operations = [
