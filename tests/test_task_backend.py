@@ -7,7 +7,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from django.conf import settings as django_settings
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
@@ -415,8 +414,8 @@ def test_only_who_uses_the_backend_needs_tasks(monkeypatch, settings):
     monkeypatch.setitem(sys.modules, "django_pgqueue.task_compat", None)
     monkeypatch.delitem(sys.modules, "django_pgqueue.task_backend")
     monkeypatch.delattr("django_pgqueue.task_backend")
-    monkeypatch.setattr(django_settings, "TASKS", {"default": {"BACKEND": "another.Backend"}})
+    settings.TASKS = {"default": {"BACKEND": "another.Backend"}}
     assert task_queues.task_handlers() == {} and task_queues.make_queues("default") == []
-    monkeypatch.setattr(django_settings, "TASKS", tasks_setting())
+    settings.TASKS = tasks_setting()
     with pytest.raises(ImportError):
         task_queues.task_handlers()
