@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
@@ -26,6 +26,7 @@ from django.db import connections
 from kombu.exceptions import ChannelError
 from kombu.transport import virtual
 
+from django_pgqueue import services
 from django_pgqueue.conf import database_alias, settings
 from django_pgqueue.consumer import OWN_THREADS, Consumer
 from django_pgqueue.lanes import ACK, RELEASE, Held, Lane, Outcome
@@ -242,7 +243,8 @@ class Channel(virtual.Channel):
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> int:
         expiration = message["properties"].get("expiration")
         ttl = None if expiration is None else max(int(expiration), 1) / 1000
-        return self.connection.queue(queue).publish(message, delay=delay_of(message), ttl=ttl)
+        to = self.connection.queue(queue)
+        return to.publish(message, delay=delay_of(message, to.using), ttl=ttl)
 
     # --- Consuming ---
 
@@ -381,13 +383,13 @@ class Transport(virtual.Transport):
             bell.close()
 
 
-def delay_of(message: dict[str, Any]) -> float:
-    """Return the seconds until a task's ETA. 0: none, or one that the worker has to judge."""
+def delay_of(message: dict[str, Any], using: str) -> float:
+    """Return the seconds until a task's ETA, by the database's clock. 0: none, or one that the worker has to judge."""
     try:
         eta = datetime.fromisoformat(message["headers"]["eta"])
-        return max((eta - datetime.now(UTC)).total_seconds(), 0.0)
     except (KeyError, TypeError, ValueError):
         return 0.0
+    return services.seconds_until(eta, using)
 
 
 def received(message: Message, tag: str) -> dict[str, Any]:

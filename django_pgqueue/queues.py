@@ -242,11 +242,12 @@ class Queue(Generic[P]):
         """
         Publish a payload that is JSON text, due at a moment; past or None, at once. For the backend of Tasks.
 
-        By the database's clock, however far this machine's is from it. Otherwise as ``publish``.
+        By the database's clock, however far this machine's is from it: that takes a statement ahead. Otherwise
+        as ``publish``.
         """
-        _, expires_in = self._times(0, None)
+        delay, expires_in = self._times(0 if due is None else services.seconds_until(due, self.using), None)
         text = encode_headers(headers, settings.MAX_PAYLOAD_BYTES)
-        outgoing = Outgoing(payload, text, None, expires_in, due)
+        outgoing = Outgoing(payload, text, delay or None, expires_in)
         if tracing.instrument is not None:
             return self._publish_traced(outgoing, headers)
         return services.publish(self.declaration, outgoing, self.using)

@@ -424,17 +424,18 @@ def touch(names: Sequence[str], using: str) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """
-    A message on its way in: JSON texts, and seconds from now (None: no delay, no expiry).
-
-    With ``due``, a moment in place of the delay, the expiry counts from that.
-    """
+    """A message on its way in: JSON texts, and seconds from now (None: no delay, no expiry)."""
 
     payload: str
     headers: str = "{}"
     delay: float | None = None
     expires_in: float | None = None
-    due: datetime | None = None
+
+
+def seconds_until(due: datetime, using: str) -> float:
+    """Return the seconds from now to a moment, by the database's clock. 0 for one that is past."""
+    ((seconds,),) = _run(using, sql.SECONDS_UNTIL, due=due)
+    return float(seconds)
 
 
 def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
@@ -453,7 +454,6 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
         "headers": outgoing.headers,
         "delay": outgoing.delay,
         "expires_in": outgoing.expires_in,
-        "due": outgoing.due,
     }
     if not connection.get_autocommit():
         believed = _believed(key)

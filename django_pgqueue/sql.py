@@ -166,17 +166,17 @@ SELECT name FROM django_pgqueue_messagequeue WHERE name = ANY (%(names)s)
 
 # --- Publishing -----------------------------------------------------------------------------------
 
+# SECONDS_UNTIL - from now to a moment, by the clock that counts; 0 for one that is past. No lock.
+SECONDS_UNTIL = "SELECT greatest(date_part('epoch', %(due)s::timestamptz - statement_timestamp()), 0)"
+
 # PUBLISH - the hot path in autocommit: one plain INSERT. A queue that is gone is a foreign-key
 # violation, raised here and not at COMMIT because the constraint is not deferrable.
-# %(due)s (a time, null: none) is for what names no delay but a moment; past, it is as if there was none. The
-# expiry counts from it.
 # Locks: KEY SHARE on the queue's row (by the foreign key's check), which publishers share.
 PUBLISH = """
 INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)
 VALUES (%(name)s, %(payload)s::jsonb, %(headers)s::jsonb,
-        CASE WHEN %(due)s::timestamptz > statement_timestamp() THEN %(due)s::timestamptz
-             ELSE statement_timestamp() + %(delay)s * interval '1 second' END,
-        greatest(statement_timestamp(), %(due)s::timestamptz) + %(expires_in)s * interval '1 second')
+        statement_timestamp() + %(delay)s * interval '1 second',
+        statement_timestamp() + %(expires_in)s * interval '1 second')
 RETURNING id
 """
 
@@ -186,9 +186,8 @@ RETURNING id
 PUBLISH_RELAXED = """
 INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)
 SELECT %(name)s, %(payload)s::jsonb, %(headers)s::jsonb,
-       CASE WHEN %(due)s::timestamptz > statement_timestamp() THEN %(due)s::timestamptz
-            ELSE statement_timestamp() + %(delay)s * interval '1 second' END,
-       greatest(statement_timestamp(), %(due)s::timestamptz) + %(expires_in)s * interval '1 second'
+       statement_timestamp() + %(delay)s * interval '1 second',
+       statement_timestamp() + %(expires_in)s * interval '1 second'
 FROM set_config('synchronous_commit', 'off', true)
 RETURNING id
 """
@@ -203,9 +202,8 @@ RELAX = "SET LOCAL synchronous_commit = off"
 PUBLISH_IF_QUEUE = """
 INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)
 SELECT queue.name, %(payload)s::jsonb, %(headers)s::jsonb,
-       CASE WHEN %(due)s::timestamptz > statement_timestamp() THEN %(due)s::timestamptz
-            ELSE statement_timestamp() + %(delay)s * interval '1 second' END,
-       greatest(statement_timestamp(), %(due)s::timestamptz) + %(expires_in)s * interval '1 second'
+       statement_timestamp() + %(delay)s * interval '1 second',
+       statement_timestamp() + %(expires_in)s * interval '1 second'
 FROM django_pgqueue_messagequeue AS queue
 WHERE queue.name = %(name)s
 FOR KEY SHARE OF queue
@@ -228,9 +226,8 @@ WITH ensured AS (
 ), published AS (
     INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)
     SELECT name, %(payload)s::jsonb, %(headers)s::jsonb,
-           CASE WHEN %(due)s::timestamptz > statement_timestamp() THEN %(due)s::timestamptz
-                ELSE statement_timestamp() + %(delay)s * interval '1 second' END,
-           greatest(statement_timestamp(), %(due)s::timestamptz) + %(expires_in)s * interval '1 second'
+           statement_timestamp() + %(delay)s * interval '1 second',
+           statement_timestamp() + %(expires_in)s * interval '1 second'
     FROM ensured
     RETURNING id
 )

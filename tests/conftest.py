@@ -3,6 +3,7 @@
 import os
 import platform
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,14 @@ def forget_queues() -> Iterator[None]:
         queues._queues.discard(queue)
     queues._handlers.clear()
     queues._handlers.update(handled)
+
+
+@pytest.fixture(autouse=True)
+def as_in_production(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only the tests of the testing helpers note what is published: that runs statements after each publish."""
+    journal = sys.modules.get("django_pgqueue.testing.journal")
+    if journal is not None and not hasattr(request.module, "testing") and "testing" not in request.module.__name__:
+        monkeypatch.setattr(journal, "_note", lambda *arguments: None)
 
 
 @pytest.fixture(scope="session")

@@ -313,12 +313,8 @@ MUTANTS = (
         CLOCK,
         "a delay counts from the transaction's start",
         "sql.py",
-        "SELECT queue.name, %(payload)s::jsonb, %(headers)s::jsonb,\n"
-        "       CASE WHEN %(due)s::timestamptz > statement_timestamp()"
-        " THEN %(due)s::timestamptz\n            ELSE statement_timestamp() + %(delay)s",
-        "SELECT queue.name, %(payload)s::jsonb, %(headers)s::jsonb,\n"
-        "       CASE WHEN %(due)s::timestamptz > statement_timestamp()"
-        " THEN %(due)s::timestamptz\n            ELSE now() + %(delay)s",
+        "SELECT queue.name, %(payload)s::jsonb, %(headers)s::jsonb,\n       statement_timestamp() + %(delay)s",
+        "SELECT queue.name, %(payload)s::jsonb, %(headers)s::jsonb,\n       now() + %(delay)s",
         ("tests/cases/test_transaction_cases.py",),
     ),
     Mutant(

@@ -237,7 +237,7 @@ MUTANTS = (
         CELERY,
         "an ETA is for the worker to wait for",
         "celery_transport.py",
-        "delay=delay_of(message), ",
+        "delay=delay_of(message, to.using), ",
         "delay=0, ",
         (f"{TRANSPORT}::test_an_eta_is_a_delay_of_the_message",),
     ),

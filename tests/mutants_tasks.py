@@ -18,19 +18,18 @@ WORKER = "tests/test_task_worker.py"
 MUTANTS = (
     Mutant(
         ENQUEUED,
-        "a past run_after goes before what waits",
+        "a past run_after is refused",
         "sql.py",
-        "        CASE WHEN %(due)s::timestamptz > statement_timestamp() THEN %(due)s::timestamptz\n             ELSE",
-        "        CASE WHEN %(due)s::timestamptz IS NOT NULL THEN %(due)s::timestamptz\n             ELSE",
+        "greatest(date_part('epoch', %(due)s::timestamptz - statement_timestamp()), 0)",
+        "date_part('epoch', %(due)s::timestamptz - statement_timestamp())",
         (f"{BACKEND}::test_a_past_run_after_is_due_now",),
     ),
     Mutant(
         ENQUEUED,
         "run_after is a delay by this machine's clock",
         "queues.py",
-        "Outgoing(payload, text, None, expires_in, due)",
-        "Outgoing(payload, text, due and max(0, (due - __import__('django.utils.timezone').utils.timezone.now())"
-        ".total_seconds()), expires_in, None)",
+        "services.seconds_until(due, self.using)",
+        "max(0, (due - __import__('django.utils.timezone').utils.timezone.now()).total_seconds())",
         (f"{BACKEND}::test_run_after_is_by_the_database_s_clock",),
     ),
     Mutant(

@@ -49,6 +49,9 @@ WITH next AS (
 SELECT xmin, pg_xact_status((CASE WHEN xid - next_xid > 2147483648 THEN xid - 4294967296 ELSE xid END)::text::xid8)
 FROM noted
 """
+# A role that publishes need not be one that may read.
+MAY_READ = "SELECT has_table_privilege('django_pgqueue_messagequeueitem', 'SELECT')"
+
 FILE = "SELECT pg_relation_filenode('django_pgqueue_messagequeueitem'::regclass)"
 
 MARK = """
@@ -209,10 +212,11 @@ def observed(function: Callable[..., Any], observe: Callable[[dict[str, Any], An
 
 
 def _note(using: str, ids: Sequence[int], guess: Callable[[], Sequence[Published]]) -> None:
-    """Note these messages; what others have taken already is as ``guess`` makes it of the call."""
+    """Note these messages; what cannot be read, or was taken already, is as ``guess`` makes it of the call."""
     if not ids:
         return
-    rows = _rows(using, MESSAGES, [0, f"{{{','.join(map(str, ids))}}}"])
+    ((may_read,),) = _rows(using, MAY_READ)
+    rows = _rows(using, MESSAGES, [0, f"{{{','.join(map(str, ids))}}}"]) if may_read else []
     ((file,),) = _rows(using, FILE)
     entries = {
         id: Entry(message, using, xmin, file) for message, xmin, _ in map(_entry_of, rows) for id in [message.id]
