@@ -117,8 +117,8 @@ def test_a_queue_that_is_special_says_so(viewer: Client) -> None:
     make_message("full")
     assert "paused" in row_of(viewer, "paused")["condition"]
     assert "owned by" in row_of(viewer, "owned")["condition"]
-    assert row_of(viewer, "idle")["condition"].endswith("may be reaped now")
-    assert row_of(viewer, "used")["condition"].endswith("may be reaped in 50.0 min")
+    assert row_of(viewer, "idle")["condition"].endswith("reapable now")
+    assert row_of(viewer, "used")["condition"].endswith("reapable in 50.0 min")
     assert row_of(viewer, "full")["condition"] == "auto-deleted"
     queue = Queue("replies", auto_deleted=True)
     queue.publish(1)
@@ -187,8 +187,8 @@ def test_a_chart_is_drawn_to_scale() -> None:
     """The busiest minute is as high as the picture, the present one at its right end; it is told of later."""
     minutes = [Minute(59, 10, 0, 0, published=5), Minute(57, 0, 0, 0, published=10), Minute(0, 5, 4, 1, published=7)]
     paths = dict(re.findall(r'<path class="pgqueue-(\w+)" d="([^"]*)"/>', chart(Numbers("q", minutes=minutes))))
-    assert paths["handled"] == "M0 24v-24h1.6v24zM118 24v-12h1.6v12z" and paths["bad"] == "M118 12v-12h1.6v12z"
-    assert paths["published"] == "M0 12V12h2V24h2V0h2" + "V24h2" * 55
+    assert paths["handled"] == "M0 24v-24h1.2v24zM88.5 24v-12h1.2v12z" and paths["bad"] == "M88.5 12v-12h1.2v12z"
+    assert paths["published"] == "M0 12V12h1.5V24h1.5V0h1.5" + "V24h1.5" * 55
 
 
 def test_rates_are_of_the_last_minutes_that_are_over_and_told() -> None:

@@ -7,7 +7,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from django_pgqueue.numbers import MINUTES, Numbers, told_minutes
 
-WIDTH, HEIGHT = 120, 24
+WIDTH, HEIGHT = 90, 24
 BAR = WIDTH / MINUTES
 
 

@@ -49,6 +49,7 @@ class QueueChangeList(ChangeList):
 class MessageQueueAdmin(ReadOnlyAdmin):
     list_display = (
         "name",
+        "condition",
         "activity",
         "published",
         "handled",
@@ -59,7 +60,6 @@ class MessageQueueAdmin(ReadOnlyAdmin):
         "oldest_due",
         "consumers",
         "last_used",
-        "condition",
     )
     # No filters: their column would take the place of the numbers.
     search_fields = ("name",)
@@ -278,7 +278,7 @@ def _reapable(row: Any) -> str:
     left = row.numbers.reapable_in
     if left is None:
         return "auto-deleted"
-    return f"auto-deleted, may be reaped {f'in {duration(left)}' if left else 'now'}"
+    return f"reapable {f'in {duration(left)}' if left else 'now'}"
 
 
 def count_of(numbers: Numbers, state: str) -> str:
