@@ -235,6 +235,11 @@ class Project:
         assert done, f"{where}: nothing is known of a block in {block.language!r} after {block.word!r}"
         done(block, where)
 
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        """Return what its database answers."""
+        with psycopg.connect(**self._address()) as session:
+            return session.execute(statement).fetchall()
+
     # --- Blocks ---
 
     def _write_file(self, block: Block, where: str) -> None:

@@ -48,9 +48,12 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 
 @pytest.mark.slow
-def test_the_quick_start_reaches_a_handled_message(shop: Project) -> None:
-    """From an empty folder, with nothing but what the page says."""
-    assert "handled" in QUICK_START.read_text()
+def test_the_quick_start_reaches_a_handled_message_a_finished_task_and_a_test(shop: Project) -> None:
+    """From an empty folder, with nothing but what the page says: this is what it leaves in the database."""
+    assert shop.query("SELECT paid FROM orders_order") == [(True,)]
+    assert shop.query("SELECT status, return_value FROM django_pgqueue_taskrun") == [("SUCCESSFUL", 1)]
+    assert shop.query("SELECT count(*) FROM django_pgqueue_messagequeueitem") == [(0,)]
+    assert "python manage.py test" in QUICK_START.read_text()
 
 
 @pytest.mark.slow
