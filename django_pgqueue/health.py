@@ -187,7 +187,10 @@ class _Probe(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: probes come every few seconds."""

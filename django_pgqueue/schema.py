@@ -7,6 +7,7 @@ a type that pydantic or msgspec knows (neither is needed otherwise), a function,
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import json
@@ -31,7 +32,7 @@ class Schema(Protocol[P]):
     """
     A pair of functions. Any object that has both may be given as ``schema=``.
 
-    What they raise as ``ValueError`` or ``TypeError`` says why a payload does not fit.
+    What they raise, a ``ValueError`` at best, says why a payload does not fit.
     """
 
     def dump(self, payload: P, /) -> Any:
@@ -60,8 +61,9 @@ class Validation(Generic[P]):
             return function(value)
         except PayloadError as error:
             raise PayloadError(error.reason, error.path.replace("$", root, 1)) from None
-        except (ValueError, TypeError) as error:
-            raise PayloadError(str(error) or type(error).__name__, root) from error
+        except Exception as error:
+            text = str(error) if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: {error}"
+            raise PayloadError(text, root) from error
 
 
 def validation_of(schema: Any) -> Validation[Any]:
@@ -105,7 +107,8 @@ class FunctionSchema:
     function: Callable[[Any], Any]
 
     def dump(self, payload: Any) -> Any:
-        self.function(payload)
+        # It may change what it is given.
+        self.function(copy.deepcopy(payload))
         return payload
 
     def load(self, value: Any) -> Any:
@@ -122,7 +125,9 @@ class PydanticSchema:
 
     def dump(self, payload: Any) -> Any:
         payload = self._checked(self._adapter.validate_python, payload)
-        return self._adapter.dump_python(payload, mode="json", by_alias=True)
+        # An instance of the type pydantic takes unseen, but not what becomes of it.
+        value = self._adapter.dump_python(payload, mode="json", by_alias=True, warnings=False)
+        return coming_back(value, payload, self.load(value))
 
     def load(self, value: Any) -> Any:
         # As JSON: a strict type takes text for a date from there alone.
@@ -149,8 +154,9 @@ class MsgspecSchema:
         from msgspec import to_builtins
 
         value = to_builtins(payload, str_keys=True)
-        self.load(value)
-        return value
+        loaded = self.load(value)
+        # A dict stands for what the type makes of it.
+        return value if isinstance(payload, dict) else coming_back(value, payload, loaded)
 
     def load(self, value: Any) -> Any:
         from msgspec import ValidationError, convert
@@ -162,11 +168,20 @@ class MsgspecSchema:
             raise PayloadError(text, path.strip("`") or "$") from None
 
 
+def coming_back(value: Any, payload: Any, loaded: Any) -> Any:
+    """Return the JSON of a payload. Raises ``PayloadError`` where a handler would get something else."""
+    # What compares by identity alone never comes back as it was.
+    is_comparable = any("__eq__" in vars(base) for base in type(payload).__mro__[:-1])
+    if is_comparable and loaded != payload:
+        raise PayloadError(f"{type(payload).__name__} would not come back from JSON as it is")
+    return value
+
+
 def path_of(steps: tuple[int | str, ...]) -> str:
     """Return pydantic's place of an error as a JSON path."""
     return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
 
 
-def misfit(error: Exception) -> str:
+def misfit(error: BaseException) -> str:
     """Return why a stored payload does not fit, for its history."""
     return f"schema: {error if isinstance(error, PayloadError) else type(error).__name__}"

@@ -381,7 +381,7 @@ def load(lane: Lane, messages: list[Message]) -> tuple[list[Message], dict[int, 
     for message in messages:
         try:
             fitting.append(lane.handler.load(message))
-        except Exception as error:
+        except BaseException as error:
             tracing.failed(message.id, error)
             refused[message.id] = Outcome("reject", misfit(error))
     return fitting, refused

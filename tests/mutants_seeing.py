@@ -388,7 +388,7 @@ MUTANTS = (
     Mutant(
         RATED,
         "a rate of what was seen is an exact one",
-        "numbers.py",
+        "figures.py",
         "        if self.exact_minutes >= last:\n",
         "        if self.exact_minutes >= 0:\n",
         ("tests/test_admin_operations.py::test_a_publish_rate_that_is_not_exact_says_so",),
@@ -396,7 +396,7 @@ MUTANTS = (
     Mutant(
         RATED,
         "minutes of which not all consumers have told count",
-        "numbers.py",
+        "figures.py",
         "    return 1 + math.ceil(settings.HEARTBEAT_INTERVAL / 60)\n",
         "    return 1\n",
         ("tests/test_admin_operations.py::test_rates_are_of_the_last_minutes_that_are_over_and_told",),
@@ -468,7 +468,7 @@ MUTANTS = (
     Mutant(
         INSPECTED,
         "a queue that holds messages may be reaped",
-        "numbers.py",
+        "figures.py",
         " or depth.paused or self.holds_messages:",
         " or depth.paused:",
         ("tests/commands/test_inspect_queues.py::test_it_tells_what_the_admin_tells",),

@@ -16,11 +16,11 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.urls import reverse
 
-from django_pgqueue import Queue, numbers, services
+from django_pgqueue import Queue, figures, services
 from django_pgqueue.admin import messages as admin_messages
 from django_pgqueue.admin.charts import chart
+from django_pgqueue.figures import Numbers
 from django_pgqueue.models import MessageQueue, MessageQueueItem, ReaperRun
-from django_pgqueue.numbers import Numbers
 from django_pgqueue.services import Minute, Newest, Tally
 from tests.support import delete_queue, fetch, make_message, make_queue, seconds
 
@@ -103,7 +103,7 @@ def test_each_queue_is_shown_in_numbers(viewer: Client) -> None:
     fetch(f"UPDATE {ITEM} SET queue_id = NULL, orphaned_from = 'gone' WHERE queue_id = 'gone'")
     assert row_of(viewer, "gone")["condition"] == "1 orphans"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numbers, "MOST", 1)
+        patch.setattr(figures, "MOST", 1)
         assert row_of(viewer, "gone")["condition"] == "1+ orphans"
 
 
@@ -129,7 +129,7 @@ def test_a_queue_that_is_special_says_so(viewer: Client) -> None:
 
 def test_many_messages_are_not_counted(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says "at least"."""
-    monkeypatch.setattr(numbers, "MOST", 5)
+    monkeypatch.setattr(figures, "MOST", 5)
     Queue("long").publish_many(range(9))
     Queue("short").publish_many(range(4))
     assert (row_of(viewer, "long")["ready"], row_of(viewer, "short")["ready"]) == ("5+", "4")
@@ -252,7 +252,7 @@ def test_a_queue_is_paused_and_resumed(operator: Client) -> None:
     assert "No consumer claims" in text_of(operator.get(operation("orders / daily?", "pause")))
     assert queue.claim() != []
     answer = operator.post(operation("orders / daily?", "pause"), follow=True)
-    assert told(answer) == ["orders / daily?: Paused."] and answer.redirect_chain[-1][0] == page("orders / daily?")
+    assert told(answer) == ['"orders / daily?": Paused.'] and answer.redirect_chain[-1][0] == page("orders / daily?")
     queue.publish(2)
     assert queue.claim() == []
     operator.post(operation("orders / daily?", "resume"))
@@ -268,7 +268,7 @@ def test_several_are_paused_and_resumed_at_once(operator: Client, viewer: Client
     chosen = {"action": "pause_selected", "_selected_action": ["a", "b"]}
     viewer.post(reverse(LIST), chosen)
     assert not MessageQueue.objects.filter(paused_at__isnull=False).exists()
-    assert told(operator.post(reverse(LIST), chosen, follow=True)) == ["a: Paused.", "b: Paused."]
+    assert told(operator.post(reverse(LIST), chosen, follow=True)) == ['"a": Paused.', '"b": Paused.']
     assert set(MessageQueue.objects.filter(paused_at__isnull=False).values_list("name", flat=True)) == {"a", "b"}
     operator.post(reverse(LIST), {**chosen, "action": "resume_selected"})
     assert not MessageQueue.objects.filter(paused_at__isnull=False).exists()
@@ -286,7 +286,7 @@ def test_dead_letters_are_redriven(operator: Client) -> None:
     assert f'value="{first.pk}"' in operator.get(link).content.decode()
     redrive = operation("orders", "redrive")
     assert told(operator.post(redrive, {"ids": str(first.pk), "limit": 10}, follow=True)) == [
-        "orders: Redriven: 1 messages."
+        '"orders": Redriven: 1 messages.'
     ]
     assert told(operator.post(redrive, {"reason": "never", "limit": 10}, follow=True))[-1].endswith("1 messages.")
     assert told(operator.post(redrive, {"limit": 1}, follow=True))[-1].endswith("1 messages.")
@@ -317,7 +317,7 @@ def test_a_purge_wants_the_name_typed(operator: Client) -> None:
     for typed in ("", "order", " orders", "ORDERS"):
         assert "name" in operator.post(purge, {"name": typed, "limit": 10}).context["form"].errors
     assert queue.stats().ready == 4
-    assert told(operator.post(purge, {"name": "orders", "limit": 3}, follow=True)) == ["orders: Purged: 3 messages."]
+    assert told(operator.post(purge, {"name": "orders", "limit": 3}, follow=True)) == ['"orders": Purged: 3 messages.']
     assert (queue.stats().ready, queue.stats().leased) == (1, 1)
 
 
@@ -467,3 +467,12 @@ def test_the_history_of_failures_is_a_table(viewer: Client) -> None:
     html = viewer.get(reverse("admin:django_pgqueue_messagequeueitem_change", args=[pk])).content.decode()
     table = html.split("pgqueue-failures")[1]
     assert table.index("&lt;b&gt;second") < table.index("first") and "<b>second" not in html
+
+
+@pytest.mark.parametrize("parameter", ["queue", "dead_from"])
+def test_a_name_that_no_text_can_be_finds_nothing(viewer: Client, parameter: str) -> None:
+    """A zero character is no error of the page."""
+    make_queue("q")
+    make_message("q")
+    answer = viewer.get(reverse("admin:django_pgqueue_messagequeueitem_changelist"), {parameter: "q\0"})
+    assert answer.status_code == 200 and list(answer.context["cl"].result_list) == []

@@ -31,6 +31,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def head(port: int, path: str) -> tuple[int, bytes]:
+    """Ask as ``wget --spider`` does."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method="HEAD")
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        return answer.status, answer.read()
+
+
 def probe(port: int, path: str) -> tuple[int, dict[str, Any]]:
     """Return status and body of an answer; status 0 while nobody answers."""
     try:
@@ -58,6 +65,7 @@ def test_a_process_answers_probes(tmp_path: Path) -> None:
         assert probe(port, "/readyz")[1]["held"] == 0
         wait_until(lambda: probe(port, "/readyz")[1]["listening"])
         assert probe(port, "/")[0] == probe(port, "/admin")[0] == 404
+        assert head(port, "/readyz") == (200, b"")
         before = file.stat().st_mtime_ns
         wait_until(lambda: file.stat().st_mtime_ns > before)
         assert json.loads(file.read_text())["alive"] is True

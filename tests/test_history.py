@@ -9,11 +9,11 @@ import pytest
 from django.db import connection
 from django.test.utils import override_settings
 
-from django_pgqueue import Message, Nack, Queue, Reject, numbers, services, sql
+from django_pgqueue import Message, Nack, Queue, Reject, figures, services, sql
 from django_pgqueue.consumer import Consumer
+from django_pgqueue.figures import numbers_of
 from django_pgqueue.lanes import MOST_MINUTES, Lane
 from django_pgqueue.models import MessageQueue, QueueMinute
-from django_pgqueue.numbers import numbers_of
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import Minute, Tally
 from tests.support import fetch, in_threads, make_queue, wait_until
@@ -171,7 +171,7 @@ def test_a_lane_keeps_no_more_minutes_than_so_many() -> None:
 
 def test_no_more_of_the_newest_messages_are_looked_at_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """The minute in which the look ends is not exact, nor what is before it. Other queues are counted as a whole."""
-    monkeypatch.setattr(numbers, "NEWEST", 4)
+    monkeypatch.setattr(figures, "NEWEST", 4)
     Queue("long").publish_many(range(3))
     backdate_messages(8, "long")
     fetch("UPDATE django_pgqueue_messagequeueitem SET queue_id = 'long'")

@@ -140,6 +140,57 @@ def test_what_does_not_fit_is_refused_before_any_sql(kind: str) -> None:
     assert payloads("q") == []
 
 
+class Other(pydantic.BaseModel):
+    secret: pydantic.SecretStr = pydantic.SecretStr("")
+    excluded: int = pydantic.Field(1, exclude=True)
+    shouted: str = ""
+
+    @pydantic.field_validator("shouted")
+    @classmethod
+    def shout(cls, value: str) -> str:
+        return f"{value}!" if value else ""
+
+
+class Special(Model):
+    more: int = 1
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        pytest.param(Data, Data("seven", DUE), id="a dataclass validates nothing"),  # type: ignore[arg-type]
+        pytest.param(Model, Model.model_construct(order_id="seven", due=DUE), id="nor does model_construct"),
+        pytest.param(Struct, Struct("seven", DUE), id="nor a Struct"),  # type: ignore[arg-type]
+        pytest.param(Other, Other(secret=pydantic.SecretStr("x")), id="a secret becomes stars"),
+        pytest.param(Other, Other(excluded=2), id="what is excluded is gone"),
+        pytest.param(Other, Other(shouted="a"), id="a validator adds to what it added"),
+        pytest.param(Model, Special(order_id=1, due=DUE), id="a subclass has more"),
+        pytest.param(dict[str, Any], {"due": DUE}, id="any type may be one that is not JSON"),
+    ],
+)
+def test_what_would_arrive_as_something_else_is_refused(given: Any, wrong: Any) -> None:
+    """A handler gets what was published, or nobody publishes it."""
+    queue: Queue[Any] = Queue("q", schema=given)
+    with pytest.raises(PayloadError):
+        queue.publish(wrong)
+    assert payloads("q") == []
+
+
+def test_a_function_does_not_change_what_is_stored() -> None:
+    """Nor what the caller holds."""
+
+    def mark(value: Any) -> Any:
+        value["seen"] = True
+        return value
+
+    queue = Queue("q", schema=mark)
+    payload = {"n": 1}
+    queue.publish(payload)
+    assert payload == {"n": 1} and payloads("q") == [{"n": 1}]
+    with pytest.raises(PayloadError, match="TypeError"):
+        queue.publish(1)
+
+
 @pytest.mark.parametrize("kind", ["pydantic", "msgspec"])
 def test_the_error_does_not_quote_the_payload(kind: str) -> None:
     """Nor what it comes from: a traceback may be logged, and payloads may not."""
@@ -188,17 +239,22 @@ def test_an_async_handler_gets_only_what_fits() -> None:
 
 
 def test_a_schema_that_raises_whatever_it_likes_ends_nothing() -> None:
-    """The message is set aside by the name of the error; its text is not stored."""
+    """The message is set aside by the name of the error, and its neighbours are handled."""
 
     def explode(value: Any) -> Any:
-        raise KeyError("secret")
+        if isinstance(value, str):
+            raise {"exit": SystemExit, "interrupt": KeyboardInterrupt}.get(value, KeyError)(value)
+        return value
 
     queue = Queue("q", schema=explode)
     queue.declare()
+    insert('"key"')
+    insert('"exit"')
+    insert('"interrupt"')
     insert("1")
-    assert drain(queue) == []
-    (failure,) = MessageQueueItem.objects.get().failures
-    assert failure["reason"] == "schema: KeyError"
+    assert drain(queue) == [1]
+    reasons = [item.failures[0]["reason"] for item in MessageQueueItem.objects.order_by("id")]
+    assert reasons == ["schema: $: KeyError: 'key'", "schema: SystemExit", "schema: KeyboardInterrupt"]
 
 
 def test_a_claim_by_hand_sets_aside_what_does_not_fit() -> None:

@@ -48,7 +48,11 @@ class NameFilter(admin.SimpleListFilter):
         yield {"others": [pair for pair in changelist.params.items() if pair[0] not in (self.parameter_name, "p")]}
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(**{self.column: self.value()}) if self.value() else queryset
+        name = self.value()
+        if not name:
+            return queryset
+        # No text of PostgreSQL's has it.
+        return queryset.none() if "\0" in name else queryset.filter(**{self.column: name})
 
 
 class QueueFilter(NameFilter):

@@ -23,8 +23,8 @@ from django_pgqueue.admin.operations import OPERATIONS, REFUSALS, Operation
 from django_pgqueue.conf import database_alias
 from django_pgqueue.diagnosis import Limits
 from django_pgqueue.durations import NONE, duration
+from django_pgqueue.figures import Numbers, Rate, at_least, is_cut, numbers_of
 from django_pgqueue.models import MessageQueue, QueueConsumer
-from django_pgqueue.numbers import Numbers, Rate, at_least, is_cut, numbers_of
 from django_pgqueue.queues import queue_named
 from django_pgqueue.reaper import Reaper
 
@@ -151,7 +151,7 @@ class MessageQueueAdmin(ReadOnlyAdmin):
             self.message_user(request, f"{row.name}: {error}", messages.ERROR)
             return False
         self.log_change(request, row, outcome)
-        self.message_user(request, f"{row.name}: {outcome}", messages.SUCCESS)
+        self.message_user(request, f'"{row.name}": {outcome}', messages.SUCCESS)
         return True
 
     # --- Pages ---

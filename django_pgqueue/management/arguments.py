@@ -2,7 +2,10 @@
 
 import argparse
 import logging
+import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
@@ -33,6 +36,20 @@ def at_least(least: Number) -> Callable[[str], Number]:
         return number
 
     return parse
+
+
+def while_read(write: Callable[[], object], stop: threading.Event) -> Callable[[], None]:
+    """Return ``write``, for a loop that ends, by ``stop``, when nobody reads its output any more."""
+
+    def write_once() -> None:
+        try:
+            write()
+        except BrokenPipeError:
+            # What is left in the buffer is written when the process ends: to nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            stop.set()
+
+    return write_once
 
 
 @contextmanager

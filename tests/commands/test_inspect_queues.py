@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_pgqueue import Queue, numbers, services
+from django_pgqueue import Queue, figures, services
 from django_pgqueue.models import MessageQueue
 from django_pgqueue.services import Tally
 from tests.support import DEADLINE, delete_queue, fetch, make_message, make_queue, wait_until
@@ -113,7 +113,7 @@ def test_many_messages_are_counted_only_when_that_is_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it says "at least"."""
-    monkeypatch.setattr(numbers, "MOST", 5)
+    monkeypatch.setattr(figures, "MOST", 5)
     Queue("long").publish_many(range(9))
     orphaned = Queue("orphaned")
     orphaned.publish_many(range(7))
@@ -188,6 +188,31 @@ def test_watch_on_a_terminal_draws_over_what_is_there(queues: None) -> None:
         finally:
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("inspect_queues", "--watch", "--interval", "0.1"), ("reap_queues", "--interval", "0.1", "-v2")]
+)
+def test_a_loop_ends_when_nobody_reads_it_any_more(queues: None, arguments: tuple[str, ...]) -> None:
+    """As in a pipe to head: with status 0, and no traceback."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "django", *arguments],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(DEADLINE) == 0
+        told = process.stderr.read()
+        assert b"BrokenPipe" not in told and b"Traceback" not in told
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
 
 
 def read_until(terminal: IO[bytes], condition: Callable[[str], bool]) -> str:

@@ -14,10 +14,10 @@ from django.utils.timezone import localtime as now
 from django_pgqueue import services
 from django_pgqueue.conf import database_alias
 from django_pgqueue.durations import duration
+from django_pgqueue.figures import MOST, Numbers, Rate, is_cut, numbers_of
+from django_pgqueue.figures import at_least as count_of
 from django_pgqueue.loop import run_every
-from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
-from django_pgqueue.numbers import MOST, Numbers, Rate, is_cut, numbers_of
-from django_pgqueue.numbers import at_least as count_of
+from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal, while_read
 from django_pgqueue.services import QueueStats
 
 # What moves a terminal's cursor, and clears what it stands before.
@@ -95,7 +95,7 @@ class Command(BaseCommand):
         with on_stop_signal(stop.set):
             if is_live:
                 self.stdout.write(CLEAR, ending="")
-            run_every(lambda: interval, show, stop, alias=using, loop="inspect", strict=True)
+            run_every(lambda: interval, while_read(show, stop), stop, alias=using, loop="inspect", strict=True)
 
 
 def inspect(names: Sequence[str], using: str, *, exact: bool) -> list[Figures]:

@@ -11,7 +11,7 @@ from django.db import DatabaseError, connections
 
 from django_pgqueue.conf import database_alias
 from django_pgqueue.loop import own_connection, run_every
-from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
+from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal, while_read
 from django_pgqueue.reaper import Reaped, Reaper
 
 
@@ -63,7 +63,14 @@ class Command(BaseCommand):
         stop = threading.Event()
         with on_stop_signal(stop.set), own_connection(using, "reaper"):
             try:
-                run_every(lambda: options["interval"], run_once, stop, alias=using, loop="reaper", strict=True)
+                run_every(
+                    lambda: options["interval"],
+                    while_read(run_once, stop),
+                    stop,
+                    alias=using,
+                    loop="reaper",
+                    strict=True,
+                )
             except DatabaseError as error:
                 raise refusal(error) from error
 
