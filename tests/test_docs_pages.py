@@ -21,7 +21,7 @@ from tests.pgbouncer import pgbouncer
 DOCS = ROOT / "docs"
 QUICK_START = DOCS / "quick-start.md"
 # Where a page's project connects through a PgBouncer.
-POOLER = '"HOST": "pgbouncer.internal", "PORT": "6432"'
+POOLER, POOLER_PORT = '"HOST": "pgbouncer.internal"', '"PORT": "6432"'
 PAGES = [page for page in sorted(DOCS.glob("*.md")) if page != QUICK_START and blocks(page.read_text())]
 
 
@@ -65,7 +65,7 @@ def test_what_a_page_says_holds(page: Path, shop: Project, tmp_path: Path) -> No
         project.replaced['"HOST": "db.internal"'] = f'"HOST": "{shop.server.get("PGHOST", "")}"'
         if POOLER in page.read_text():
             bouncer = stack.enter_context(pgbouncer(pool_size=10))
-            project.replaced[POOLER] = f'"HOST": "{bouncer.folder}", "PORT": "5432"'
+            project.replaced |= {POOLER: f'"HOST": "{bouncer.folder}"', POOLER_PORT: '"PORT": "5432"'}
         project.follow(page)
     shutil.rmtree(tmp_path / "project")
 
