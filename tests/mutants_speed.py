@@ -172,8 +172,8 @@ MUTANTS = (
         PREPARED,
         "health checks are left out",
         "prepared.py",
-        "    connection.close_if_health_check_failed()\n",
-        "",
+        "        connection.close_if_health_check_failed()\n",
+        "        pass\n",
         ("tests/test_prepared_lost.py::test_health_checks_are_made",),
     ),
     Mutant(
