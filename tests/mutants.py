@@ -117,7 +117,8 @@ def main() -> int:
     """Run the mutants that the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="only mutants whose promise or change holds one of these words")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at once")
+    # Tests mostly wait.
+    parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1), help="how many at once")
     parser.add_argument(
         "--unbroken", action="store_true", help="the tests have just passed without any mutant: don't run them first"
     )
