@@ -263,14 +263,6 @@ MUTANTS = (
     ),
     Mutant(
         PYTEST,
-        "the plugin looks at the settings when it is loaded",
-        "pytest_plugin.py",
-        "if TYPE_CHECKING:\n",
-        "import django_pgqueue.testing\n\nif TYPE_CHECKING:\n",
-        (f"{PLUGIN}::test_a_run_without_django_goes_on_as_without_the_plugin",),
-    ),
-    Mutant(
-        PYTEST,
         "what was published before the test counts",
         "testing/verbs.py",
         "        self.since = mark(using)\n",
