@@ -239,7 +239,7 @@ def place(cluster: DevCluster, backlog: Backlog, scale: Scale) -> Iterator[Place
     """Make a database, let a consumer run on its empty table, and then fill it. The consumer stays."""
     from django.db import connections
 
-    from django_pgqueue.loop import own_connection
+    from django_pgqueue.runtime.connections import own_connection
 
     alias = f"backlog_{len(connections.settings)}"
     make_database(cluster, alias)
@@ -303,17 +303,18 @@ class Timings:
 
     def step(self, alias: str, name: str, size: int) -> None:
         """Claim, extend, settle, and look, as a consumer does."""
-        from django_pgqueue import Queue, services
+        from django_pgqueue import Queue
+        from django_pgqueue.services import claiming, settling
 
         declaration = Queue(name).declaration
         times = [time.perf_counter()]
-        claim = services.claim(declaration, alias, limit=size, lease=LEASE, consumer=uuid4(), most_bytes=CLAIM_BYTES)
+        claim = claiming.claim(declaration, alias, limit=size, lease=LEASE, consumer=uuid4(), most_bytes=CLAIM_BYTES)
         times.append(time.perf_counter())
-        extension = services.extend(claim.messages, LEASE, alias)
+        extension = settling.extend(claim.messages, LEASE, alias)
         times.append(time.perf_counter())
-        lost = services.ack(claim.messages, alias)
+        lost = settling.ack(claim.messages, alias)
         times.append(time.perf_counter())
-        services.look(name, alias)
+        claiming.look(name, alias)
         times.append(time.perf_counter())
         if len(claim.messages) != size or len(extension.extended) != size or lost:
             raise RuntimeError(f"{size} messages of {name} were not all claimed, extended and settled")
@@ -354,12 +355,13 @@ def long_running(place: Place, timings: Timings, size: int) -> None:
 
 def just_started(place: Place, timings: Timings, size: int) -> None:
     """Be a consumer that has just started: a new session, for a few claims."""
-    from django_pgqueue import Queue, services
-    from django_pgqueue.loop import own_connection
+    from django_pgqueue import Queue
+    from django_pgqueue.runtime.connections import own_connection
+    from django_pgqueue.services import declaring
 
     with own_connection(place.alias, "consumer"):
         # As each consumer does first.
-        services.declare(Queue(place.queue_names[0]).declaration, place.alias)
+        declaring.declare(Queue(place.queue_names[0]).declaration, place.alias)
         for _ in range(UNPREPARED):
             timings.step(place.alias, next(place.queues), size)
 

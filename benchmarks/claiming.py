@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import psycopg
 
-from django_pgqueue import sql
+from django_pgqueue.services import claiming, settling
 
 # A claim takes so many messages, as ``PREFETCH`` says by default; seconds that it lasts.
 BATCH = 100
@@ -44,7 +44,7 @@ class RawConsumer:
     def claim(self) -> list[Claimed]:
         """Lease what is ready."""
         token = uuid4()
-        rows = self._connection.execute(sql.CLAIM, {**self._params, "token": token}, prepare=True).fetchall()
+        rows = self._connection.execute(claiming.CLAIM, {**self._params, "token": token}, prepare=True).fetchall()
         return [
             Claimed(message_id, json.loads(payload), json.loads(headers), token)
             for kind, message_id, payload, headers, *_ in rows
@@ -54,4 +54,4 @@ class RawConsumer:
     def ack(self, messages: list[Claimed]) -> None:
         """Delete messages that are done."""
         fence = {"ids": [message.id for message in messages], "tokens": [message.token for message in messages]}
-        self._connection.execute(sql.ACK, fence, prepare=True)
+        self._connection.execute(settling.ACK, fence, prepare=True)

@@ -182,7 +182,7 @@ def drain_raw() -> None:
 
 def drain_by_consumer(way: Way) -> None:
     from django_pgqueue import Queue
-    from django_pgqueue.consumer import Consumer
+    from django_pgqueue.consumer.consumer import Consumer
 
     function = note_async if way.is_async else note_batch if way.batch else note
     handler = Queue(QUEUE).make_handler(function, ack=way.ack, concurrency=way.concurrency, batch=way.batch)

@@ -128,20 +128,20 @@ def consume(name: str, path: str) -> None:
     from django.core.management import execute_from_command_line
 
     from benchmarks import load
-    from django_pgqueue import services
+    from django_pgqueue.services import claiming
 
     if path != COUNT:
         # A handler that fails on purpose: nobody wants to read of it.
         logging.getLogger("django_pgqueue").addHandler(logging.NullHandler())
-    claim = services.claim
+    claim = claiming.claim
 
-    def timed(*args: Any, **kwargs: Any) -> services.Claim:
+    def timed(*args: Any, **kwargs: Any) -> claiming.Claim:
         before = time.perf_counter_ns()
         claimed = claim(*args, **kwargs)
         tell((time.perf_counter_ns() - before) // 1000, load.handled, sys.getallocatedblocks())
         return claimed
 
-    services.claim = timed
+    claiming.claim = timed
     execute_from_command_line(["manage.py", "consume_queues", name, "--handler", path])
 
 

@@ -24,8 +24,8 @@ import psycopg
 
 from benchmarks.harness import Report, Spread, Target, interleaved, percentile, ratio
 from benchmarks.publishing import AUTOCOMMIT, QUEUE, Measured, Publishers, by_pgbench
-from django_pgqueue import sql
 from django_pgqueue.devdb import DevCluster
+from django_pgqueue.services import notifying, publishing
 
 PUBLISHERS = 32
 PROCESSES = 4
@@ -38,15 +38,15 @@ NEVER = 86_400.0
 
 # Each is the whole of a transaction, or of two: pgbench runs what it gets in autocommit.
 STATEMENTS = {
-    NONE: sql.PUBLISH,
-    EACH: f"{sql.PUBLISH.strip()};\n{sql.NOTIFY}",
-    INSIDE: sql.PUBLISH.replace("RETURNING id", "RETURNING id, pg_notify(%(channel)s, '')"),
+    NONE: publishing.PUBLISH,
+    EACH: f"{publishing.PUBLISH.strip()};\n{notifying.NOTIFY}",
+    INSIDE: publishing.PUBLISH.replace("RETURNING id", "RETURNING id, pg_notify(%(channel)s, '')"),
 }
 
 
 def run(cluster: DevCluster, *, quick: bool) -> Report:
     """Measure the ways, from Python and as statements."""
-    from django_pgqueue.services import channel
+    from django_pgqueue.services.notifying import channel
 
     rounds, seconds = (1, 1.0) if quick else (5, 4.0)
     report = Report("notify", f"what do wake-ups cost the publishers? ({PUBLISHERS} to one queue)", rounds)

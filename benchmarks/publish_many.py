@@ -22,8 +22,8 @@ import psycopg
 
 from benchmarks.harness import PAYLOAD, Report, Spread, Target, interleaved, ratio
 from benchmarks.publishing import QUEUE, prepare
-from django_pgqueue import sql
 from django_pgqueue.devdb import DevCluster
+from django_pgqueue.services import publishing
 
 MESSAGES = [{**PAYLOAD, "number": number} for number in range(1_000)]
 
@@ -81,7 +81,7 @@ def all_ways(raw: psycopg.Connection[Any]) -> dict[str, Way]:
 
     def by_json() -> list[int]:
         payloads = as_json(MESSAGES)
-        rows = raw.execute(sql.PUBLISH_MANY, {**params, "payloads": payloads}, prepare=True).fetchall()
+        rows = raw.execute(publishing.PUBLISH_MANY, {**params, "payloads": payloads}, prepare=True).fetchall()
         return [row[0] for row in rows]
 
     def by_texts() -> list[int]:
@@ -92,7 +92,7 @@ def all_ways(raw: psycopg.Connection[Any]) -> dict[str, Way]:
     def by_executemany() -> list[int]:
         rows = [{**params, "payload": as_json(message)} for message in MESSAGES]
         with raw.transaction(), raw.cursor() as cursor:
-            cursor.executemany(sql.PUBLISH, rows, returning=True)
+            cursor.executemany(publishing.PUBLISH, rows, returning=True)
             return [result.fetchone()[0] for result in cursor.results()]  # type: ignore[index]
 
     return {

@@ -25,8 +25,8 @@ from typing import Any
 import psycopg
 
 from benchmarks.harness import PAYLOAD, Report, Spread, Target, interleaved, ratio
-from django_pgqueue import sql
 from django_pgqueue.devdb import DevCluster
+from django_pgqueue.services import publishing
 
 QUEUE = "benchmark"
 RAW, CURSOR = "raw psycopg, prepared", "Django's cursor"
@@ -88,12 +88,12 @@ def in_autocommit(raw: psycopg.Connection[Any]) -> dict[str, Way]:
 
     def by_cursor() -> None:
         with connection.cursor() as cursor:
-            cursor.execute(sql.PUBLISH, params())
+            cursor.execute(publishing.PUBLISH, params())
             cursor.fetchone()
 
     queue = Queue(QUEUE)
     return {
-        RAW: lambda: raw.execute(sql.PUBLISH, params(), prepare=True).fetchone(),
+        RAW: lambda: raw.execute(publishing.PUBLISH, params(), prepare=True).fetchone(),
         CURSOR: by_cursor,
         OURS: lambda: queue.publish(PAYLOAD),
     }
@@ -106,12 +106,12 @@ def in_transactions(raw: psycopg.Connection[Any]) -> dict[str, Way]:
 
     def by_raw() -> None:
         raw.execute("BEGIN")
-        raw.execute(sql.PUBLISH, params(), prepare=True).fetchone()
+        raw.execute(publishing.PUBLISH, params(), prepare=True).fetchone()
         raw.execute("COMMIT")
 
     def by_cursor() -> None:
         with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(sql.PUBLISH_IF_QUEUE, params())
+            cursor.execute(publishing.PUBLISH_IF_QUEUE, params())
             cursor.fetchone()
 
     # Django lets psycopg prepare nothing unless it is told to.
@@ -120,7 +120,9 @@ def in_transactions(raw: psycopg.Connection[Any]) -> dict[str, Way]:
 
     def by_raw_in_atomic() -> None:
         with transaction.atomic(using="prepared"):
-            psycopg.Cursor(connections["prepared"].connection).execute(sql.PUBLISH, params(), prepare=True).fetchone()
+            psycopg.Cursor(connections["prepared"].connection).execute(
+                publishing.PUBLISH, params(), prepare=True
+            ).fetchone()
 
     queue = Queue(QUEUE)
 

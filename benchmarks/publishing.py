@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from benchmarks.harness import PAYLOAD, Cost, LockWaits, Meter, set_up_django, table_figures, wait_until_gone
-from django_pgqueue import sql
 from django_pgqueue.devdb import DevCluster, find_pg_bindir
+from django_pgqueue.services import publishing
 
 if TYPE_CHECKING:
     from django_pgqueue import Queue
@@ -98,13 +98,13 @@ class Part:
 
     def statements(self, way: str) -> list[str]:
         """Return what one publish of this way runs, in one transaction."""
-        ours = sql.PUBLISH if self.held_open is None else sql.PUBLISH_IF_QUEUE
+        ours = publishing.PUBLISH if self.held_open is None else publishing.PUBLISH_IF_QUEUE
         return {
-            LIMIT: [sql.PUBLISH.replace("django_pgqueue_messagequeueitem", LIMIT_TABLE)],
+            LIMIT: [publishing.PUBLISH.replace("django_pgqueue_messagequeueitem", LIMIT_TABLE)],
             OURS: [ours],
             OLD: [ENSURE_AND_INSERT],
             WHERE_STALE: [ENSURE_WHERE_STALE],
-            UPSERT_FIRST: [UPSERT, sql.PUBLISH],
+            UPSERT_FIRST: [UPSERT, publishing.PUBLISH],
             DO_NOTHING: [ENSURE_DO_NOTHING],
         }[way]
 
@@ -308,13 +308,13 @@ def publish_in_threads(
     """Publish for so long, once all processes are there. Returns the seconds that each publish took."""
     from django.test import override_settings
 
-    from django_pgqueue import services
+    from django_pgqueue.services.beliefs import beliefs
 
     latencies: list[float] = []
     connected = threading.Barrier(count, action=together.wait)
     with override_settings(PGQUEUE=pgqueue):
         # What the round before taught is not this one's.
-        services.forget_declared()
+        beliefs.forget()
         threads = [
             threading.Thread(target=publish_for, args=(part, seconds, publish, connected, latencies))
             for _ in range(count)

@@ -388,7 +388,7 @@ def reap_queues() -> None:
     """
     from django.core.management import call_command
 
-    from django_pgqueue import services
+    from django_pgqueue.services import reaping
 
     done = 0
 
@@ -405,8 +405,8 @@ def reap_queues() -> None:
 
         return run
 
-    services.reap_queue = held_and_timed(services.reap_queue, lambda reaped: 1)
-    services.expire = held_and_timed(services.expire, sum)
+    reaping.reap_queue = held_and_timed(reaping.reap_queue, lambda reaped: 1)
+    reaping.expire = held_and_timed(reaping.expire, sum)
     # A line of the log for each queue, which nobody wants to read here.
     logging.getLogger("django_pgqueue").addHandler(logging.NullHandler())
     tell(0, 0)

@@ -140,7 +140,7 @@ def tell(message_id: int, started: int) -> None:
 
 def consume_raw() -> None:
     """Be the baseline: what one would write by hand, with one connection and one thread."""
-    from django_pgqueue.services import channel
+    from django_pgqueue.services.notifying import channel
 
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
         connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel(QUEUES[RAW]))))

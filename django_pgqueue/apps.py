@@ -32,16 +32,18 @@ class DjangoPGQueueConfig(AppConfig):
 
 def declare_standing_queues(using: str, plan: Any = (), **kwargs: Any) -> None:
     """Make the standing queues of queues.py modules, and their dead-letter queues, after migrating."""
-    from django_pgqueue import queues, services, task_queues
+    from django_pgqueue import registry
+    from django_pgqueue.services.beliefs import beliefs
+    from django_pgqueue.task_backend import queues
 
-    services.forget_declared()
+    beliefs.forget()
     is_reversed = any(migration.app_label == "django_pgqueue" and backwards for migration, backwards in plan)
     if is_reversed:
         return  # The tables may be gone.
     # They are standing ones too, unless the project declares them otherwise. Named, so that they live until declared.
-    tasks = task_queues.make_queues(using)
+    tasks = queues.make_queues(using)
     for queue in dict.fromkeys(
-        [*queues.standing_queues(), *(each for each in tasks if not each.declaration.auto_deleted)]
+        [*registry.standing_queues(), *(each for each in tasks if not each.declaration.auto_deleted)]
     ):
         if queue.using == using:
             queue.declare()

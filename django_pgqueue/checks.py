@@ -12,9 +12,10 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 
-from django_pgqueue import diagnosis, services
+from django_pgqueue.backoff import check_backoff
 from django_pgqueue.conf import SETTING_TYPES, settings
-from django_pgqueue.queues import check_backoff
+from django_pgqueue.monitoring import diagnosis
+from django_pgqueue.services import diagnosing, publishing
 from django_pgqueue.validation import MAX_COUNT, MAX_SECONDS
 
 # At most 24: with " topic#" and the hash of a long name it must fit the 63 bytes of a channel. A colon would
@@ -98,7 +99,7 @@ def check_foreign_key(app_configs: Any, databases: Sequence[str] | None = None, 
     alias = settings.DATABASE
     if not _is_migrated(alias, databases):
         return []
-    state = services.foreign_key_state(alias)
+    state = diagnosing.foreign_key_state(alias)
     if state is None:
         problems = ["is missing"]
     else:
@@ -108,11 +109,11 @@ def check_foreign_key(app_configs: Any, databases: Sequence[str] | None = None, 
         return []
     return [
         Error(
-            f"The foreign key {services.FOREIGN_KEY_NAME} {' and '.join(problems)}: publishing could lose messages"
+            f"The foreign key {publishing.FOREIGN_KEY_NAME} {' and '.join(problems)}: publishing could lose messages"
             " or fail at COMMIT.",
             hint=(
                 "Drop it if it is there, then: ALTER TABLE django_pgqueue_messagequeueitem ADD CONSTRAINT"
-                f" {services.FOREIGN_KEY_NAME} FOREIGN KEY (queue_id) REFERENCES django_pgqueue_messagequeue (name)"
+                f" {publishing.FOREIGN_KEY_NAME} FOREIGN KEY (queue_id) REFERENCES django_pgqueue_messagequeue (name)"
                 " ON DELETE SET NULL NOT DEFERRABLE"
             ),
             id="django_pgqueue.E005",

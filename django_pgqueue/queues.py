@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import inspect
 import math
-import random
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar, overload
-from weakref import WeakSet
 
 from asgiref.sync import sync_to_async
 
-from django_pgqueue import services, tracing
+from django_pgqueue import instrumentation, registry
+from django_pgqueue.backoff import backoff_delay, check_backoff
 from django_pgqueue.conf import database_alias, settings
-from django_pgqueue.lanes import ACK_MODES, Handler
+from django_pgqueue.consumer.handler import ACK_MODES, Handler
 from django_pgqueue.message import Message, add_headers, encode, encode_headers, encode_many
 from django_pgqueue.redrive import Redrive
 from django_pgqueue.schema import P, Schema, Validation, misfit, validation_of
-from django_pgqueue.services import Declaration, Letters, Outgoing, QueueStats
+from django_pgqueue.services import claiming, counting, declaring, operating, publishing, session, settling
+from django_pgqueue.services.counting import QueueStats
+from django_pgqueue.services.dead_letters import Letters
+from django_pgqueue.services.declaring import Declaration
+from django_pgqueue.services.publishing import Outgoing
 from django_pgqueue.validation import check_count, check_name, check_rate, check_seconds, check_ttl
 
 Seconds = float | timedelta
@@ -37,12 +39,6 @@ LOCK_PATIENCE = 1.0
 
 # How many messages one statement of a purge deletes.
 PURGE_BATCH = 1_000
-
-# Queues that are alive in this process; those of queues.py modules live as long as it does.
-_queues: WeakSet[Queue[Any]] = WeakSet()
-# A set must not grow while it is walked, and threads make queues.
-_queues_lock = threading.Lock()
-_handlers: dict[str, Handler] = {}
 
 
 class Queue(Generic[P]):
@@ -122,8 +118,7 @@ class Queue(Generic[P]):
         self._declaration: Declaration | None = None
         if dead_letter is not None:
             self._refuse_cycle()
-        with _queues_lock:
-            _queues.add(self)
+        registry.register_queue(self)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
@@ -171,7 +166,7 @@ class Queue(Generic[P]):
 
     def _refuse_cycle(self) -> None:
         """Raise ``ValueError`` where the dead-letter queues declared in this process lead back."""
-        declared = {queue.name: queue._dead_letter for queue in (*living_queues(), self)}
+        declared = {queue.name: queue._dead_letter for queue in (*registry.living_queues(), self)}
         chain = [self.name]
         while (target := declared.get(chain[-1])) is not None:
             chain.append(target)
@@ -193,7 +188,7 @@ class Queue(Generic[P]):
 
         Raises ``ValueError`` where stored dead-letter queues would lead back to this one.
         """
-        services.declare(self.declaration, self.using)
+        declaring.declare(self.declaration, self.using)
 
     # --- Publishing ---
 
@@ -234,9 +229,9 @@ class Queue(Generic[P]):
         most = settings.MAX_PAYLOAD_BYTES
         value = payload if self._validation is None else self._validation.dump(payload)
         outgoing = Outgoing(encode(value, most), encode_headers(headers, most), delay or None, expires_in)
-        if tracing.instrument is not None:
+        if instrumentation.instrument is not None:
             return self._publish_traced(outgoing, headers)
-        return services.publish(self.declaration, outgoing, self.using)
+        return publishing.publish(self.declaration, outgoing, self.using)
 
     def publish_at(self, due: datetime | None, payload: str, headers: Mapping[str, Any]) -> int:
         """
@@ -245,17 +240,17 @@ class Queue(Generic[P]):
         By the database's clock, however far this machine's is from it: that takes a statement ahead. Otherwise
         as ``publish``.
         """
-        delay, expires_in = self._times(0 if due is None else services.seconds_until(due, self.using), None)
+        delay, expires_in = self._times(0 if due is None else session.seconds_until(due, self.using), None)
         text = encode_headers(headers, settings.MAX_PAYLOAD_BYTES)
         outgoing = Outgoing(payload, text, delay or None, expires_in)
-        if tracing.instrument is not None:
+        if instrumentation.instrument is not None:
             return self._publish_traced(outgoing, headers)
-        return services.publish(self.declaration, outgoing, self.using)
+        return publishing.publish(self.declaration, outgoing, self.using)
 
     def _publish_traced(self, outgoing: Outgoing, headers: Mapping[str, Any] | None) -> int:
-        with tracing.publishing(self._target, headers) as publication:
+        with instrumentation.publishing(self._target, headers) as publication:
             text = add_headers(outgoing.headers, publication.context)
-            message_id = services.publish(self.declaration, replace(outgoing, headers=text), self.using)
+            message_id = publishing.publish(self.declaration, replace(outgoing, headers=text), self.using)
             publication.ids = [message_id]
         return message_id
 
@@ -278,11 +273,11 @@ class Queue(Generic[P]):
         values = payloads if self._validation is None else self._dump_many(payloads)
         chunks, text = encode_many(values, most), encode_headers(headers, most)
         times = {"delay": delay or None, "expires_in": expires_in}
-        if tracing.instrument is None or not chunks:
-            return services.publish_many(self.declaration, chunks, self.using, headers=text, **times)
-        with tracing.publishing(self._target, headers, is_batch=True) as publication:
+        if instrumentation.instrument is None or not chunks:
+            return publishing.publish_many(self.declaration, chunks, self.using, headers=text, **times)
+        with instrumentation.publishing(self._target, headers, is_batch=True) as publication:
             text = add_headers(text, publication.context)
-            publication.ids = ids = services.publish_many(self.declaration, chunks, self.using, headers=text, **times)
+            publication.ids = ids = publishing.publish_many(self.declaration, chunks, self.using, headers=text, **times)
         return ids
 
     def _dump_many(self, payloads: Iterable[P]) -> list[Any]:
@@ -298,8 +293,8 @@ class Queue(Generic[P]):
         return await sync_to_async(self.publish_many)(payloads, **options)
 
     @property
-    def _target(self) -> tracing.Target:
-        return tracing.Target(self.name, self.using, self._auto_deleted)
+    def _target(self) -> instrumentation.Target:
+        return instrumentation.Target(self.name, self.using, self._auto_deleted)
 
     def _times(self, delay: Seconds, ttl: Seconds | None) -> tuple[float, float | None]:
         """Return the delay, and the seconds from now to the expiry."""
@@ -331,7 +326,7 @@ class Queue(Generic[P]):
         """
         check_count(limit, "limit")
         while True:
-            claim = services.claim_by_hand(self.declaration, self.using, limit=limit, lease=self.lease)
+            claim = claiming.claim_by_hand(self.declaration, self.using, limit=limit, lease=self.lease)
             messages = claim.messages if self._validation is None else self._fitting(claim.messages)
             # What was taken aside may have hidden messages behind it.
             if messages or not (claim.messages or claim.dead_lettered):
@@ -347,7 +342,7 @@ class Queue(Generic[P]):
                 misfits.append(message)
                 reasons.append(misfit(error))
         if misfits:
-            services.reject(self.declaration, misfits, reasons, self.using)
+            settling.reject(self.declaration, misfits, reasons, self.using)
         return fitting
 
     def _load(self, message: Message) -> Message[P]:
@@ -364,7 +359,7 @@ class Queue(Generic[P]):
         ``ValueError`` for messages of another queue, before any SQL is sent.
         """
         if self._own(messages):
-            services.raise_lost(self.name, services.ack(messages, self.using))
+            settling.raise_lost(self.name, settling.ack(messages, self.using))
 
     def nack(self, *messages: Message, delay: Seconds | None = None, reason: str = "") -> None:
         """
@@ -377,8 +372,8 @@ class Queue(Generic[P]):
             delays = [
                 self.retry_delay(message) if delay is None else check_seconds(delay, "delay") for message in messages
             ]
-            lost = services.nack(self.declaration, messages, delays, [reason] * len(messages), self.using).lost
-            services.raise_lost(self.name, lost)
+            lost = settling.nack(self.declaration, messages, delays, [reason] * len(messages), self.using).lost
+            settling.raise_lost(self.name, lost)
 
     def reject(self, *messages: Message, reason: str = "") -> None:
         """
@@ -387,8 +382,8 @@ class Queue(Generic[P]):
         The dead-letter queue is made if it is not there. Otherwise as ``ack()``.
         """
         if self._own(messages):
-            lost = services.reject(self.declaration, messages, [reason or "rejected"] * len(messages), self.using)
-            services.raise_lost(self.name, lost)
+            lost = settling.reject(self.declaration, messages, [reason or "rejected"] * len(messages), self.using)
+            settling.raise_lost(self.name, lost)
 
     def extend(self, *messages: Message, seconds: Seconds | None = None) -> None:
         """
@@ -399,8 +394,8 @@ class Queue(Generic[P]):
         """
         if self._own(messages):
             lease = self.lease if seconds is None else check_seconds(seconds, "seconds", zero=False)
-            extension = services.extend(messages, lease, self.using, patience=LOCK_PATIENCE)
-            services.raise_lost(self.name, extension.lost | extension.locked)
+            extension = settling.extend(messages, lease, self.using, patience=LOCK_PATIENCE)
+            settling.raise_lost(self.name, extension.lost | extension.locked)
 
     def _own(self, messages: Sequence[Message[Any]]) -> bool:
         """Tell whether there are any, and refuse those of other queues."""
@@ -481,9 +476,7 @@ class Queue(Generic[P]):
         return self._register(function, options)
 
     def _register(self, function: HandlerFunction, options: dict[str, Any]) -> HandlerFunction:
-        if self.name in _handlers and _handlers[self.name].function is not function:
-            raise ValueError(f"queue {self.name!r} has a handler already: {_handlers[self.name].function!r}")
-        _handlers[self.name] = self.make_handler(function, **options)
+        registry.register_handler(self.make_handler(function, **options))
         return function
 
     def make_handler(
@@ -582,11 +575,11 @@ class Queue(Generic[P]):
         whole number from 1.
         """
         most = math.inf if limit is None else check_count(limit, "limit")
-        before = services.now(self.using)
+        before = session.now(self.using)
         purged = 0
         while purged < most:
             batch = int(min(PURGE_BATCH, most - purged))
-            deleted = services.purge(self.name, batch, before, self.using)
+            deleted = operating.purge(self.name, batch, before, self.using)
             purged += deleted
             progress(purged)
             if deleted < batch:
@@ -601,7 +594,7 @@ class Queue(Generic[P]):
         ``POLL_INTERVAL``. Publishing goes on, and so does expiry. No declare changes it, and a paused
         queue is not reaped. Raises ``QueueNotFound``.
         """
-        services.pause(self.name, self.using)
+        operating.pause(self.name, self.using)
 
     def resume(self) -> None:
         """
@@ -609,7 +602,7 @@ class Queue(Generic[P]):
 
         Inside a transaction both happen when that commits. Raises ``QueueNotFound``.
         """
-        services.resume(self.name, self.using)
+        operating.resume(self.name, self.using)
 
     # --- Seeing ---
 
@@ -619,7 +612,7 @@ class Queue(Generic[P]):
 
         Reads all messages of the queue. One that has no row has ``exists`` False.
         """
-        found = services.stats([self.name], self.using)
+        found = counting.stats([self.name], self.using)
         return found[0] if found else QueueStats(self.name, exists=False)
 
 
@@ -637,60 +630,6 @@ def make_letters(ids: Iterable[int] | None, reason: str | None, headers: Mapping
     return Letters(numbers, reason, None if headers is None else encode_headers(headers, most))
 
 
-def check_backoff(backoff: Mapping[str, float]) -> dict[str, float]:
-    """Return a complete back-off, else raise ``ValueError`` naming the key that is wrong."""
-    complete = {"base": 1.0, "factor": 2.0, "max": 3600.0, "jitter": 0.1}
-    if not isinstance(backoff, Mapping):
-        raise ValueError(f"backoff must be a mapping or a callable, not {type(backoff).__name__}")
-    for key, value in backoff.items():
-        if key not in complete:
-            raise ValueError(f"backoff has no {key!r}; it has {', '.join(complete)}")
-        # A float: an int raised to the two-billionth power would take minutes and gigabytes.
-        complete[key] = float(check_seconds(value, f"backoff[{key!r}]"))
-    if complete["factor"] < 1 or complete["jitter"] > 1:
-        raise ValueError("backoff: factor must be at least 1, jitter at most 1")
-    return complete
-
-
-def backoff_delay(backoff: Mapping[str, float] | Callable[[int], float], delivery_count: int) -> float:
-    """Return seconds: ``base * factor ** (delivery_count - 1)`` up to ``max``, give or take ``jitter``."""
-    if callable(backoff):
-        return check_seconds(backoff(delivery_count), "the delay that backoff returned")
-    parts = check_backoff(backoff)
-    try:
-        delay = min(parts["base"] * parts["factor"] ** (delivery_count - 1), parts["max"])
-    except OverflowError:
-        delay = parts["max"]
-    # Jitter spreads what failed together.
-    return delay * (1 + parts["jitter"] * random.uniform(-1, 1))
-
-
-def registered_handlers(names: Sequence[str] = ()) -> list[Handler]:
-    """Return the handlers of these queues (none named: of all). Raises ``LookupError`` for one that has none."""
-    missing = [name for name in names if name not in _handlers]
-    if missing:
-        raise LookupError(
-            f"no handler is registered for {', '.join(missing)}; there are: {', '.join(sorted(_handlers)) or 'none'}"
-        )
-    return [_handlers[name] for name in names or sorted(_handlers)]
-
-
-def has_handler(name: str) -> bool:
-    """Tell whether a handler is registered for the queue of this name."""
-    return name in _handlers
-
-
-def living_queues() -> list[Queue[Any]]:
-    """Return the queues that are declared in this process."""
-    with _queues_lock:
-        return list(_queues)
-
-
-def find_queue(name: str, using: str | None = None) -> Queue[Any] | None:
-    """Return the queue of this name (on this database alias) that is declared in this process, if there is one."""
-    return next((queue for queue in living_queues() if queue.name == name and using in (None, queue.using)), None)
-
-
 def queue_named(name: str, using: str | None = None, *, auto_deleted: bool = False) -> Queue[Any]:
     """
     Return the queue that is declared in this process, else as its row says: using it then changes nothing of it.
@@ -698,18 +637,10 @@ def queue_named(name: str, using: str | None = None, *, auto_deleted: bool = Fal
     One that has no row either is new, and ``auto_deleted`` or not. Asks the database, and raises what that does,
     only for a queue that is not declared; ``InvalidQueueName`` before.
     """
-    declared = find_queue(name, using)
+    declared = registry.find_queue(name, using)
     if declared is not None:
         return declared
-    stored = services.stored(check_name(name), database_alias(using))
+    stored = declaring.stored(check_name(name), database_alias(using))
     if stored is None:
         return Queue(name, auto_deleted=auto_deleted, using=using)
     return Queue(name, **stored._asdict(), using=using)
-
-
-def standing_queues() -> list[Queue[Any]]:
-    """Return the standing queues that are declared in this process, by name."""
-    return sorted(
-        (queue for queue in living_queues() if not queue.declaration.auto_deleted),
-        key=lambda queue: queue.name,
-    )

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 
 from django.db import ProgrammingError
 
-from django_pgqueue import services
 from django_pgqueue.conf import settings
-from django_pgqueue.loop import describe
+from django_pgqueue.runtime.loop import describe
+from django_pgqueue.services import consumers, minutes, reaping, tasks
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -69,18 +69,18 @@ class Reaper:
         self._expire(reaped)
         self._adopt(reaped)
         self._reap_queues(reaped)
-        reaped.dead_lettered += services.dead_letter_exhausted(HEAD, self.using)
-        services.forget_consumers(CONSUMER_AGE, self.using)
-        while forgotten := services.forget_bodies(self.batch_size, self.using):
+        reaped.dead_lettered += reaping.dead_letter_exhausted(HEAD, self.using)
+        consumers.forget_consumers(CONSUMER_AGE, self.using)
+        while forgotten := reaping.forget_bodies(self.batch_size, self.using):
             reaped.bodies += forgotten
-        while forgotten := services.forget_events(EVENT_AGE, self.batch_size, self.using):
+        while forgotten := reaping.forget_events(EVENT_AGE, self.batch_size, self.using):
             reaped.events += forgotten
         self.progress(reaped)
         try:
-            while services.forget_minutes(self.batch_size, self.using):
+            while minutes.forget_minutes(self.batch_size, self.using):
                 pass
             report = {**asdict(reaped), "queues": len(reaped.queues)}
-            services.record_run(time.monotonic() - began, report, self.using)
+            reaping.record_run(time.monotonic() - began, report, self.using)
             self._forget_runs()
         except ProgrammingError as error:
             # Not migrated yet, or without the rights: what has to be done is done.
@@ -89,14 +89,14 @@ class Reaper:
 
     def preview(self) -> Reaped:
         """Return what ``run_once`` would find now, and change nothing."""
-        expired, dead_lettered, adopted = services.reapable(self.using)
-        idle = [name for name, _ in services.idle_queues(self.idle_for, self.using)]
+        expired, dead_lettered, adopted = reaping.reapable(self.using)
+        idle = [name for name, _ in reaping.idle_queues(self.idle_for, self.using)]
         return Reaped(expired, dead_lettered, adopted, queues=idle)
 
     def _expire(self, reaped: Reaped) -> None:
         while True:
             began = time.monotonic()
-            deleted, moved = services.expire(min(self.batch_size, EXPIRED_AT_ONCE), self.using)
+            deleted, moved = reaping.expire(min(self.batch_size, EXPIRED_AT_ONCE), self.using)
             reaped.expired += deleted
             reaped.dead_lettered += moved
             self.progress(reaped)
@@ -105,8 +105,8 @@ class Reaper:
             _rest(began)
 
     def _adopt(self, reaped: Reaped) -> None:
-        for name in services.orphaned_names(self.using):
-            while adopted := services.adopt(name, self.batch_size, self.using):
+        for name in reaping.orphaned_names(self.using):
+            while adopted := reaping.adopt(name, self.batch_size, self.using):
                 reaped.adopted += adopted
                 self.progress(reaped)
 
@@ -114,14 +114,14 @@ class Reaper:
         if settings.TASK_RESULT_TTL is None:
             return
         began = time.monotonic()
-        while services.forget_runs(settings.TASK_RESULT_TTL, self.batch_size, self.using):
+        while tasks.forget_runs(settings.TASK_RESULT_TTL, self.batch_size, self.using):
             _rest(began)
             began = time.monotonic()
 
     def _reap_queues(self, reaped: Reaped) -> None:
-        for name, _ in services.idle_queues(self.idle_for, self.using):
+        for name, _ in reaping.idle_queues(self.idle_for, self.using):
             began = time.monotonic()
-            if services.reap_queue(name, self.idle_for, self.using):
+            if reaping.reap_queue(name, self.idle_for, self.using):
                 reaped.queues.append(name)
                 self.progress(reaped)
             _rest(began)

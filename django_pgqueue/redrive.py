@@ -10,9 +10,10 @@ from datetime import datetime
 
 from django.db import connections
 
-from django_pgqueue import services
 from django_pgqueue.exceptions import CanaryFailed
-from django_pgqueue.services import Declaration, Letters
+from django_pgqueue.services import dead_letters, declaring, session
+from django_pgqueue.services.dead_letters import Letters
+from django_pgqueue.services.declaring import Declaration
 
 BATCH = 1_000
 # Seconds between two looks at what became of the canary, and between two batches at a rate.
@@ -45,12 +46,12 @@ class Redrive:
         if (self.rate or self.canary) and (connection.in_atomic_block or not connection.get_autocommit()):
             raise RuntimeError("a redrive with a rate or a canary cannot run inside a transaction: it waits")
         name = self.declaration.name
-        if not services.exists(name, self.using) and not services.redrivable(name, self.letters, self.using):
+        if not declaring.exists(name, self.using) and not dead_letters.redrivable(name, self.letters, self.using):
             # A mistyped name must not make a queue.
             return 0
-        services.ensure(self.declaration, self.using)
+        declaring.ensure(self.declaration, self.using)
         # What dies again from now on is for the next redrive.
-        before = services.now(self.using)
+        before = session.now(self.using)
         most = math.inf if self.limit is None else self.limit
         sent: list[int] = []
         if self.canary is not None:
@@ -65,7 +66,7 @@ class Redrive:
         started = time.monotonic()
         while len(ids) < most:
             batch = int(min(BATCH, self._allowed(len(ids), started), most - len(ids)))
-            found = services.redrive(self.declaration, self.letters, batch, after, before, self.using)
+            found = dead_letters.redrive(self.declaration, self.letters, batch, after, before, self.using)
             ids += found
             self.progress(sent + len(ids))
             if len(found) < batch:
@@ -85,7 +86,7 @@ class Redrive:
         """Wait until all of these are settled. Raises ``CanaryFailed`` if one died again or is not in time."""
         deadline = time.monotonic() + self.patience
         while True:
-            fates = services.fates(ids, since, self.using)
+            fates = dead_letters.fates(ids, since, self.using)
             died = [message_id for message_id, dead in fates.items() if dead]
             if died or (fates and time.monotonic() >= deadline):
                 raise CanaryFailed(self.declaration.name, died, fates.keys() - set(died), len(ids))

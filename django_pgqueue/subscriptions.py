@@ -20,10 +20,11 @@ from typing import Any, Self
 from uuid import UUID
 from weakref import finalize
 
-from django_pgqueue import services, signals, tracing
+from django_pgqueue import instrumentation, signals
 from django_pgqueue.conf import settings
-from django_pgqueue.guard import ConnectionGuard
-from django_pgqueue.listener import Ear, listener_of
+from django_pgqueue.runtime.guard import ConnectionGuard
+from django_pgqueue.runtime.listener import Ear, listener_of
+from django_pgqueue.services import notifying, topics
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -74,7 +75,7 @@ class Subscription:
         self.is_closed = False
         self._alias = settings.LISTEN_DATABASE or using
         self._listener = listener_of(self._alias)
-        self._ear = Ear({services.topic_channel(topic): self._receive})
+        self._ear = Ear({notifying.topic_channel(topic): self._receive})
 
     def open(self) -> None:
         """Begin to listen, soon."""
@@ -182,7 +183,7 @@ _last_read = threading.local()
 
 def _read(notification: str, alias: str) -> str | None:
     if getattr(_last_read, "notification", None) != notification:
-        _last_read.content = services.read_notification(notification, alias)
+        _last_read.content = topics.read_notification(notification, alias)
         _last_read.notification = notification
     content: str | None = _last_read.content
     return content
@@ -201,10 +202,12 @@ def subscribe(topic: str, using: str, callback: Callable[[TopicMessage], object]
             arrived.clear()
             while message := subscription.take():
                 guard.before(0)
-                if tracing.instrument is None:
+                if instrumentation.instrument is None:
                     call(callback, message)
                 else:
-                    with tracing.handling(tracing.Target(topic, using, is_topic=True), tracing.Handling([message])):
+                    with instrumentation.handling(
+                        instrumentation.Target(topic, using, is_topic=True), instrumentation.Handling([message])
+                    ):
                         call(callback, message)
                 if guard.after():
                     logger.error("subscriber left a transaction open, rolled back topic=%s id=%s", topic, message.id)
@@ -224,7 +227,7 @@ def call(callback: Callable[[TopicMessage], object], message: TopicMessage) -> N
         callback(message)
     except BaseException as error:
         # SystemExit and the like too: a thread that ended would be missed by nobody.
-        tracing.failed(message.id, error)
+        instrumentation.failed(message.id, error)
         logger.exception("subscriber failed topic=%s id=%s", message.topic, message.id)
 
 

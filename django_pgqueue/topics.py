@@ -9,10 +9,11 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.apps import apps
 
-from django_pgqueue import services, subscriptions, tracing
+from django_pgqueue import instrumentation, subscriptions
 from django_pgqueue.conf import database_alias, settings
 from django_pgqueue.message import add_headers, encode, encode_headers
 from django_pgqueue.queues import Queue, Seconds
+from django_pgqueue.services import session, topics
 from django_pgqueue.subscriptions import LiveMessages, Subscription, TopicMessage
 from django_pgqueue.validation import check_count, check_name, check_ttl
 
@@ -60,11 +61,13 @@ class Topic:
         """
         most = settings.MAX_PAYLOAD_BYTES
         body, text, ttl = encode(payload, most), encode_headers(headers, most), check_ttl(ttl)
-        if tracing.instrument is None:
-            return services.publish_to_topic(self.name, body, text, ttl, self.using)
-        with tracing.publishing(tracing.Target(self.name, self.using, is_topic=True), headers) as publication:
+        if instrumentation.instrument is None:
+            return topics.publish_to_topic(self.name, body, text, ttl, self.using)
+        with instrumentation.publishing(
+            instrumentation.Target(self.name, self.using, is_topic=True), headers
+        ) as publication:
             text = add_headers(text, publication.context)
-            publication.ids = ids = services.publish_to_topic(self.name, body, text, ttl, self.using)
+            publication.ids = ids = topics.publish_to_topic(self.name, body, text, ttl, self.using)
         return ids
 
     async def apublish(self, payload: Any, **options: Any) -> list[int]:
@@ -112,9 +115,9 @@ class Topic:
             raise ValueError(f"{queue!r} is on database {queue.using!r}, {self!r} on {self.using!r}")
         if apps.ready:
             queue.declare()
-            services.bind(self.name, queue.name, queue.copy_ttl, self.using)
+            topics.bind(self.name, queue.name, queue.copy_ttl, self.using)
             # Rolled back, it did not happen: then no later declare may write it.
-            services.once_committed(lambda: queue.add_binding(self.name), self.using)
+            session.once_committed(lambda: queue.add_binding(self.name), self.using)
         else:
             queue.add_binding(self.name)
 
@@ -125,8 +128,8 @@ class Topic:
         Waits for publishers that are just putting messages there. Inside a transaction it is part of it.
         """
         self._check_queue(queue)
-        was_bound = services.unbind(self.name, queue.name, self.using)
-        services.once_committed(lambda: queue.remove_binding(self.name), self.using)
+        was_bound = topics.unbind(self.name, queue.name, self.using)
+        session.once_committed(lambda: queue.remove_binding(self.name), self.using)
         return was_bound
 
     def _check_queue(self, queue: object) -> None:

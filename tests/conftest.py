@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from django.db import connection
 
-from django_pgqueue import queues
+from django_pgqueue import registry
 from django_pgqueue.devdb import DevCluster, throwaway
 from tests import cluster
 
@@ -52,12 +52,12 @@ def forget_queues() -> Iterator[None]:
     A `Queue` that a failed test or an excinfo keeps alive would else be declared after the next
     flush of the database, which emits post_migrate.
     """
-    declared, handled = list(queues._queues), dict(queues._handlers)
+    declared, handled = list(registry._queues), dict(registry._handlers)
     yield
-    for queue in set(queues._queues) - set(declared):
-        queues._queues.discard(queue)
-    queues._handlers.clear()
-    queues._handlers.update(handled)
+    for queue in set(registry._queues) - set(declared):
+        registry._queues.discard(queue)
+    registry._handlers.clear()
+    registry._handlers.update(handled)
 
 
 @pytest.fixture(autouse=True)

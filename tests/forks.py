@@ -68,7 +68,7 @@ def publish(number: int) -> list[int]:
 def consume(name: str) -> list[Any]:
     """Consume a queue to its end. Returns the payloads, and the backends of the handlers."""
     from django_pgqueue import Queue
-    from django_pgqueue.consumer import Consumer
+    from django_pgqueue.consumer.consumer import Consumer
 
     payloads: list[Any] = []
     backends: list[int] = []
@@ -117,7 +117,7 @@ def multiprocessed() -> Any:
 def consumed_in_a_child() -> Any:
     """A consumer runs in a child of a parent that consumes, listens and works in threads itself."""
     from django_pgqueue import Queue
-    from django_pgqueue.consumer import Consumer
+    from django_pgqueue.consumer.consumer import Consumer
 
     parents, childs = Queue("parent"), Queue("child")
     handled = threading.Semaphore(0)

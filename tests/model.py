@@ -1,5 +1,5 @@
 """
-A small model of queues and messages, in plain Python: what the statements of `sql.py` should come to.
+A small model of queues and messages, in plain Python: what the statements of `services/` should come to.
 
 It has a clock of its own that stands still until `now` is changed. What is due, over or idle at exactly
 this time counts as such: in the database a moment has always passed.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from uuid import UUID
 
-from django_pgqueue.services import Declaration
+from django_pgqueue.services.declaring import Declaration
 
 IDLE_AFTER = 200
 EPHEMERAL_TTL = 300

@@ -18,8 +18,9 @@ def make_queues() -> int:
     from django.db import connection
     from django.db.models.functions import Now
 
-    from django_pgqueue import Queue, services
-    from django_pgqueue.services import Tally
+    from django_pgqueue import Queue
+    from django_pgqueue.services import consumers, minutes, reaping, session
+    from django_pgqueue.services.minutes import Tally
     from tests.support import make_message, make_queue, seconds
 
     orders = Queue("orders", max_deliveries=3)
@@ -40,12 +41,12 @@ def make_queues() -> int:
     make_queue("replies.4711", auto_deleted=True, idle=3000)
     make_queue("replies.4712", auto_deleted=True, idle=7200)
     Queue("thumbnails").publish_many({"image": number} for number in range(1200))
-    services.beat(UUID(int=1), "worker-1", 4711, ["orders", "payments", "thumbnails"], "default")
-    services.beat(UUID(int=2), "worker-2", 4711, ["orders", "thumbnails"], "default")
-    services.record_run(0.2, {}, "default")
+    consumers.beat(UUID(int=1), "worker-1", 4711, ["orders", "payments", "thumbnails"], "default")
+    consumers.beat(UUID(int=2), "worker-2", 4711, ["orders", "thumbnails"], "default")
+    reaping.record_run(0.2, {}, "default")
     with connection.cursor() as cursor:
         for ago in range(59, -1, -1):
-            minute = int(services.now("default").timestamp() // 60)
+            minute = int(session.now("default").timestamp() // 60)
             tallies = {
                 "orders": Tally(300 + (ago * 37) % 120, (ago * 7) % 5, 0, {minute: 300 + (ago * 31) % 130}),
                 "payments": Tally(
@@ -53,7 +54,7 @@ def make_queues() -> int:
                 ),
                 "thumbnails": Tally(handled=0 if 20 < ago < 32 else 900 - 9 * ago, published={minute: 560 + ago % 9}),
             }
-            services.count_minute(tallies, "default")
+            minutes.count_minute(tallies, "default")
             if ago:
                 cursor.execute(
                     "UPDATE django_pgqueue_queueminute SET minute = minute - %s * interval '1 minute'"

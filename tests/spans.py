@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from django_pgqueue import Message, telemetry
+from django_pgqueue import Message
+from django_pgqueue.monitoring import opentelemetry
 
 
 class Told:
@@ -27,10 +28,10 @@ class Told:
         self._reader = InMemoryMetricReader()
         self._meters = MeterProvider([self._reader])
         self.tracer = self.traces.get_tracer("tests")
-        telemetry.install(tracer_provider=self.traces, meter_provider=self._meters, **options)
+        opentelemetry.install(tracer_provider=self.traces, meter_provider=self._meters, **options)
 
     def end(self) -> None:
-        telemetry.uninstall()
+        opentelemetry.uninstall()
         self.traces.shutdown()
         self._meters.shutdown()
 
@@ -110,7 +111,7 @@ class FileExporter(SpanExporter):
 
 def write_to(path: str) -> None:
     """Let this process write its spans to a file, by the global provider, which is set after the installation."""
-    telemetry.install()
+    opentelemetry.install()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(FileExporter(path)))
     trace.set_tracer_provider(provider)

@@ -3,8 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from django_pgqueue.consumer import Consumer
-from django_pgqueue.task_queues import task_handlers
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.task_backend.queues import task_handlers
 from tests.support import DEADLINE
 
 BACKEND = "django_pgqueue.task_backend.PGQueueBackend"

@@ -16,12 +16,15 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.urls import reverse
 
-from django_pgqueue import Queue, figures, services
+from django_pgqueue import Queue
 from django_pgqueue.admin import messages as admin_messages
 from django_pgqueue.admin.charts import chart
-from django_pgqueue.figures import Numbers
 from django_pgqueue.models import MessageQueue, MessageQueueItem, ReaperRun
-from django_pgqueue.services import Minute, Newest, Tally
+from django_pgqueue.monitoring import queue_numbers
+from django_pgqueue.monitoring.queue_numbers import Numbers
+from django_pgqueue.services import consumers, reaping
+from django_pgqueue.services import minutes as minutes_services
+from django_pgqueue.services.minutes import Minute, Newest, Tally
 from tests.support import delete_queue, fetch, make_message, make_queue, seconds
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -91,7 +94,7 @@ def test_each_queue_is_shown_in_numbers(viewer: Client) -> None:
     queue.claim(1)
     make_message("orders", due_in=-120)
     make_message("orders", due_in=60)
-    services.beat(uuid4(), "host", 1, ["orders"], "default")
+    consumers.beat(uuid4(), "host", 1, ["orders"], "default")
     row = row_of(viewer, "orders")
     assert (row["ready"], row["delayed"], row["leased"], row["dead"]) == ("2", "1", "1", "1")
     assert (row["oldest_due"], row["consumers"]) == ("2.0 min", "1")
@@ -103,7 +106,7 @@ def test_each_queue_is_shown_in_numbers(viewer: Client) -> None:
     fetch(f"UPDATE {ITEM} SET queue_id = NULL, orphaned_from = 'gone' WHERE queue_id = 'gone'")
     assert row_of(viewer, "gone")["condition"] == "1 orphans"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "MOST", 1)
+        patch.setattr(queue_numbers, "MOST", 1)
         assert row_of(viewer, "gone")["condition"] == "1+ orphans"
 
 
@@ -129,7 +132,7 @@ def test_a_queue_that_is_special_says_so(viewer: Client) -> None:
 
 def test_many_messages_are_not_counted(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says "at least"."""
-    monkeypatch.setattr(figures, "MOST", 5)
+    monkeypatch.setattr(queue_numbers, "MOST", 5)
     Queue("long").publish_many(range(9))
     Queue("short").publish_many(range(4))
     assert (row_of(viewer, "long")["ready"], row_of(viewer, "short")["ready"]) == ("5+", "4")
@@ -151,7 +154,7 @@ def test_a_page_of_queues_takes_as_many_statements_as_one_queue(viewer: Client) 
 def test_the_reaper_is_told_of(viewer: Client) -> None:
     """In red where it does not run."""
     assert "The reaper has never run." in text_of(viewer.get(reverse(LIST)))
-    services.record_run(1.0, {}, "default")
+    reaping.record_run(1.0, {}, "default")
     assert re.search(r"The reaper ran \d\.\d s ago\.", text_of(viewer.get(reverse(LIST))))
     ReaperRun.objects.update(finished_at=Now() - seconds(7200))
     answer = viewer.get(reverse(LIST))
@@ -163,7 +166,7 @@ def test_the_last_hour_is_a_chart(viewer: Client) -> None:
     Queue("busy").publish_many(range(300))
     fetch(f"UPDATE {ITEM} SET published_at = date_trunc('minute', statement_timestamp()) - interval '3 minutes'")
     Queue("quiet").declare()
-    services.count_minute({"busy": Tally(handled=600, failed=2)}, "default")
+    minutes_services.count_minute({"busy": Tally(handled=600, failed=2)}, "default")
     fetch(
         "UPDATE django_pgqueue_queueminute SET published = 900,"
         " minute = date_trunc('minute', statement_timestamp()) - interval '3 minutes'"

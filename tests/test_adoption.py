@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django.utils import timezone
 
 from django_pgqueue import Queue
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.reaper import Reaper
 from tests.support import connect, delete_queue, fetch, lock_waits, make_message, make_queue, wait_until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_pgqueue import Message, Nack, Queue, Reject
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from tests.support import make_message, payloads, second_session, wait_until
 from tests.testapp.models import Seen

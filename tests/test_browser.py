@@ -10,9 +10,10 @@ from django.contrib.auth.models import User
 from django.urls import reverse
 from playwright.sync_api import Page, expect
 
-from django_pgqueue import Message, Queue, Reject, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Message, Queue, Reject
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.services import minutes
 from tests.browser import Browser, browser
 from tests.support import make_message, make_queue, wait_until
 from tests.workers import consuming
@@ -135,7 +136,7 @@ def test_the_pages_fit(live_server: Any, scheme: str, width: int) -> None:
     """On a desk and on a phone: nothing is wider than the page, but for the table, which scrolls by itself."""
     User.objects.create_superuser("ada", password="lovelace")
     Queue("orders").publish({"text": "x" * 500, "url": "https://example.com/" + "y" * 300})
-    services.count_minute({"orders": services.Tally(10, 2, 1)}, "default")
+    minutes.count_minute({"orders": minutes.Tally(10, 2, 1)}, "default")
     (message,) = Queue("orders").claim()
     Queue("orders").nack(message, delay=0, reason="E" * 300)
     paths = [LIST, f"{LIST}orders/change/", f"{LIST}orders/operate/purge/", f"{LIST}reap/"]

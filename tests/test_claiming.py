@@ -8,7 +8,7 @@ from django.db import transaction
 
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueue, MessageQueueItem
-from django_pgqueue.services import claim
+from django_pgqueue.services.claiming import claim
 from tests.support import fetch, in_threads, make_message, second_session
 
 pytestmark = pytest.mark.django_db(transaction=True)

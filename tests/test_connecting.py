@@ -6,10 +6,12 @@ import pytest
 from django.db import connection, connections, transaction
 from django.db.backends.postgresql.base import DatabaseWrapper
 
-from django_pgqueue import LeaseLost, Queue, QueueNotFound, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import LeaseLost, Queue, QueueNotFound
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import declaring
+from django_pgqueue.services.beliefs import beliefs
 from tests.support import (
     DEADLINE,
     Session,
@@ -172,10 +174,10 @@ def test_declaring_and_refreshing(connected):
     for publish in (lambda: queue.publish(1), lambda: in_a_transaction(queue)):
         queue.declare()
         backdate("q", 60)
-        services._declared.clear()
+        beliefs.declared.clear()
         publish()
         assert age_of("q") < 5
-    assert services.touch(["q", "none"], "default") == {"q"}
+    assert declaring.touch(["q", "none"], "default") == {"q"}
 
 
 def in_a_transaction(queue: Queue) -> None:
@@ -193,7 +195,7 @@ def test_six_claimers_lose_nothing_and_raise_nothing(connected):
     def consume(number: int) -> None:
         while messages := queue.claim(7):
             queue.extend(*messages)
-            services.touch(["q"], "default")
+            declaring.touch(["q"], "default")
             queue.ack(*messages)
             with taken:
                 handled.extend(message.payload for message in messages)

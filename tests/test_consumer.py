@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from django_pgqueue import Message, Nack, Queue, Reject, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Message, Nack, Queue, Reject
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.services import claiming, notifying
 from tests.support import connect, make_message, make_queue, payloads, wait_until
 from tests.workers import consuming
 
@@ -180,10 +181,10 @@ def test_a_wake_up_during_the_last_look_is_not_lost(slow_poll: None, monkeypatch
     queue = Queue("q")
     seen: list[Any] = []
     consumer = Consumer([queue.make_handler(lambda message: seen.append(message.payload))])
-    real_look = services.look
+    real_look = claiming.look
     published = threading.Event()
 
-    def look(name: str, using: str) -> services.Look:
+    def look(name: str, using: str) -> claiming.Look:
         found = real_look(name, using)
         if consumer._ear.listening.is_set() and not published.is_set():
             queue.publish("in between")
@@ -192,9 +193,9 @@ def test_a_wake_up_during_the_last_look_is_not_lost(slow_poll: None, monkeypatch
             published.set()
         return found
 
-    monkeypatch.setattr(services, "look", look)
+    monkeypatch.setattr(claiming, "look", look)
     # Heard through the line above alone.
-    monkeypatch.setattr(services, "_notify", lambda *told: None)
+    monkeypatch.setattr(notifying, "wake", lambda *told: None)
     with consuming(consumer):
         wait_until(published.is_set)
         wait_until(lambda: seen == ["in between"], 5)
@@ -250,13 +251,13 @@ def test_a_paused_queue_is_left_alone_without_spinning(settings: Any, monkeypatc
     for tenth in range(10):
         make_message("q", due_in=tenth / 10)
     looks: list[float] = []
-    real_look = services.look
+    real_look = claiming.look
 
-    def look(name: str, using: str) -> services.Look:
+    def look(name: str, using: str) -> claiming.Look:
         looks.append(time.monotonic())
         return real_look(name, using)
 
-    monkeypatch.setattr(services, "look", look)
+    monkeypatch.setattr(claiming, "look", look)
     with consuming(Consumer([queue.make_handler(print)])):
         time.sleep(1.2)
     assert len(payloads("q")) == 10

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from django_pgqueue import Message, Queue, Reject, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Message, Queue, Reject
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
-from django_pgqueue.services import MAX_REASON_LENGTH
+from django_pgqueue.services import consumers
+from django_pgqueue.services.dead_letters import MAX_REASON_LENGTH
 from tests.support import fetch, make_message, make_queue, payloads, wait_until
 from tests.workers import worker
 
@@ -165,7 +166,7 @@ def test_a_worker_that_died_is_named_by_the_reaper() -> None:
     """Nobody was left to say what happened: the last holder is told, and that its lease lapsed."""
     make_queue("q")
     holder = "00000000-0000-0000-0000-0000000000aa"
-    services.beat(holder, "web-7", 4711, ["q"], "default")  # type: ignore[arg-type]
+    consumers.beat(holder, "web-7", 4711, ["q"], "default")  # type: ignore[arg-type]
     fetch("UPDATE django_pgqueue_queueconsumer SET last_heartbeat = statement_timestamp() - interval '1 hour'")
     make_message("q", 1, lease=-1, delivery_count=5, leased_by=holder)
     assert Reaper("default").run_once().dead_lettered == 1

@@ -10,9 +10,11 @@ from django.db.models.functions import Now
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext, override_settings
 
-from django_pgqueue import Queue, services
-from django_pgqueue.heartbeat import Heartbeat
+from django_pgqueue import Queue
+from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.services import declaring as declaring_services
+from django_pgqueue.services.beliefs import beliefs
 from tests.support import (
     DEADLINE,
     Session,
@@ -38,7 +40,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def let_the_cache_grow_stale() -> None:
     """As when DECLARE_TTL has passed: the queue is known, but not believed to be fresh."""
-    services._declared.clear()
+    beliefs.declared.clear()
 
 
 # --- Explicit ---
@@ -148,9 +150,9 @@ def test_a_fresh_row_is_not_even_locked():
     before = version("orders"), locker("orders")
     assert before[1] == "0"
     queue = Queue("orders")
-    services._refresh(connections["default"], queue.declaration, services._key(connection, queue.name))
-    assert services._believed(services._key(connection, "orders"))
-    assert services.touch(["orders"], "default") == {"orders"}
+    declaring_services.refresh(connections["default"], queue.declaration, beliefs.key_of(connection, queue.name))
+    assert beliefs.is_fresh(beliefs.key_of(connection, "orders"))
+    assert declaring_services.touch(["orders"], "default") == {"orders"}
     assert (version("orders"), locker("orders")) == before
 
 
@@ -166,7 +168,7 @@ def test_the_refresh_never_waits_and_looks_again_at_the_next_publish():
         queue.publish(1)
         with transaction.atomic():
             queue.publish(2)
-        assert services.touch(["orders"], "default") == {"orders"}
+        assert declaring_services.touch(["orders"], "default") == {"orders"}
         holder.commit()
     assert waits == []
     assert age_of("orders") > 59
@@ -245,8 +247,8 @@ def test_the_cache_is_not_filled_inside_a_test_cases_transaction():
         queue.publish(1)
         with TestCase.captureOnCommitCallbacks(execute=True):
             queue.publish(2)
-        services._refresh(connections["default"], queue.declaration, services._key(connection, queue.name))
-        assert not services._believed(services._key(connection, "orders"))
+        declaring_services.refresh(connections["default"], queue.declaration, beliefs.key_of(connection, queue.name))
+        assert not beliefs.is_fresh(beliefs.key_of(connection, "orders"))
         transaction.set_rollback(True)
     queue.publish(3)
     assert payloads("orders") == [3]
@@ -280,9 +282,9 @@ def test_migrating_drops_what_the_process_believed():
     """The tables may have been emptied: the next publish looks again."""
     queue = Queue("tmp", auto_deleted=True)
     queue.publish(1)
-    assert services._believed(services._key(connection, "tmp"))
+    assert beliefs.is_fresh(beliefs.key_of(connection, "tmp"))
     call_command("migrate", verbosity=0)
-    assert not services._believed(services._key(connection, "tmp"))
+    assert not beliefs.is_fresh(beliefs.key_of(connection, "tmp"))
 
 
 # --- Heartbeat ---

@@ -21,12 +21,14 @@ from django.db.models import F
 from django.db.models.functions import Now
 from django.test.utils import override_settings
 
-from django_pgqueue import Queue, diagnosis, services
+from django_pgqueue import Queue
 from django_pgqueue.devdb import throwaway
-from django_pgqueue.diagnosis import Limits
 from django_pgqueue.models import MessageQueueItem, ReaperRun
+from django_pgqueue.monitoring import diagnosis
+from django_pgqueue.monitoring.diagnosis import Limits
 from django_pgqueue.reaper import Reaper
-from django_pgqueue.services import Tally
+from django_pgqueue.services import consumers, diagnosing, minutes, reaping
+from django_pgqueue.services.minutes import Tally
 from tests.databases import alias, database, migrate
 from tests.findings import provokes
 from tests.pgbouncer import pgbouncer
@@ -45,7 +47,7 @@ def numbers(messages: list[Any]) -> set[str]:
 
 def examined(using: str = "default", **limits: Any) -> dict[str, str]:
     """Return what an examination finds: texts by number. The reaper has run."""
-    services.record_run(0.1, {}, using)
+    reaping.record_run(0.1, {}, using)
     return texts(diagnosis.examine(using, Limits(**limits)))
 
 
@@ -154,8 +156,8 @@ def test_autovacuum_that_is_off(statement: str, where: str) -> None:
 @provokes("E009")
 def test_a_server_of_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would refuse statements; it is not asked any further."""
-    old = services.server("default")._replace(version=130_011)
-    monkeypatch.setattr(services, "server", lambda using: old)
+    old = diagnosing.server("default")._replace(version=130_011)
+    monkeypatch.setattr(diagnosing, "server", lambda using: old)
     (found,) = diagnosis.examine_schema("default")
     assert found.id == "django_pgqueue.E009" and "13" in found.msg
 
@@ -218,13 +220,13 @@ def test_messages_that_nobody_consumes() -> None:
     fetch(f"UPDATE {ITEMS} SET published_at = '-infinity' WHERE queue_id = 'fine' AND lease_expires_at IS NOT NULL")
     assert queues_in("W021") == {"late", "retried"}
     consumer = uuid4()
-    services.beat(consumer, "host", 1, ["late"], "default")
+    consumers.beat(consumer, "host", 1, ["late"], "default")
     assert queues_in("W021") == {"retried"}
     fetch("UPDATE django_pgqueue_queueconsumer SET last_heartbeat = '2026-01-01'")
     Queue("late").pause()
     assert queues_in("W021") == {"late", "retried"}
     assert any("paused" in str(message.msg) for message in diagnosis.examine("default"))
-    services.forget_consumer(consumer, "default")
+    consumers.forget_consumer(consumer, "default")
 
 
 def queues_in(number: str) -> set[str]:
@@ -248,7 +250,7 @@ def test_dead_letters_of_the_last_hour() -> None:
     MessageQueueItem.objects.filter(dead_lettered_from="orders").update(dead_lettered_at=Now() - seconds(7200))
     assert queues_in("W022") == {"mails"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(services, "LOOKED_AT", 2)
+        patch.setattr(diagnosing, "SAMPLE_SIZE", 2)
         assert "At least 2 messages" in examined()["W022"]
 
 
@@ -284,7 +286,7 @@ def test_dead_letters_that_grow(hours: list[int], usual: float | None) -> None:
 @provokes("W022")
 def test_more_dead_letters_than_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are counted by the minutes, where those know more."""
-    monkeypatch.setattr(services, "LOOKED_AT", 2)
+    monkeypatch.setattr(diagnosing, "SAMPLE_SIZE", 2)
     queue = Queue("mails")
     queue.publish_many(range(3))
     queue.reject(*queue.claim(3), reason="no")
@@ -295,7 +297,7 @@ def test_more_dead_letters_than_are_looked_at(monkeypatch: pytest.MonkeyPatch) -
 
 def told(name: str, ago: int, tally: Tally, published: int = 0) -> None:
     """Let consumers have told something so many minutes ago."""
-    services.count_minute({name: tally}, "default")
+    minutes.count_minute({name: tally}, "default")
     fetch(
         f"UPDATE django_pgqueue_queueminute SET minute = minute - interval '{ago} min', published = {published}"
         " WHERE minute > now() - interval '2 min'"
@@ -353,11 +355,11 @@ def test_a_session_that_holds_back_vacuum() -> None:
         reader.sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         reader.sql("SELECT 1")
         assert "W025" not in examined()
-        found = {holder.name.split(",")[0] for holder in services.holders(0.0, "default")}
+        found = {holder.name.split(",")[0] for holder in diagnosing.holders(0.0, "default")}
         assert {f"pid {writer.pid}", f"pid {reader.pid}"} <= found
         assert "held back for" in examined(holder=0.0)["W025"]
     assert not {f"pid {writer.pid}", f"pid {reader.pid}"} & {
-        holder.name.split(",")[0] for holder in services.holders(0.0, "default")
+        holder.name.split(",")[0] for holder in diagnosing.holders(0.0, "default")
     }
 
 
@@ -429,7 +431,7 @@ def test_many_dead_rows() -> None:
     with connect() as other:
         other.execute(f"INSERT INTO {ITEMS} (queue_id, payload) SELECT 'orders', '{{}}' FROM generate_series(1, 900)")
         other.execute(f"DELETE FROM {ITEMS} WHERE id % 9 > 0")
-    wait_until(lambda: {row[0]: row[1] for row in services.dead_rows("default")}[ITEMS] >= 700)
+    wait_until(lambda: {row[0]: row[1] for row in diagnosing.dead_rows("default")}[ITEMS] >= 700)
     assert "dead rows" in examined(dead_rows=500)["W028"]
     assert "W028" not in examined(dead_rows=500, dead_ratio=1_000.0)
     assert "W028" not in examined()
@@ -439,12 +441,12 @@ def test_many_dead_rows() -> None:
 def test_old_multixacts() -> None:
     """Real ones, of two publishers that overlap, and a limit that they pass."""
     make_queue("orders")
-    before = services.server("default").multixact_age
+    before = diagnosing.server("default").multixact_age
     with Session() as first, Session() as second:
         for session in (first, second):
             session.begin()
             session.run(Queue("orders").publish, 1)
-    assert services.server("default").multixact_age > before
+    assert diagnosing.server("default").multixact_age > before
     assert "autovacuum deals with it at 400,000,000" in examined(multixact_age=before)["W029"]
     assert "W029" not in examined()
 
@@ -458,7 +460,7 @@ def test_a_queue_of_notifications_that_fills_up() -> None:
         deaf.sql("SELECT 1")
         for number in range(50):
             fetch("SELECT pg_notify('everything', %s)", [f"{number:07000}"])
-        assert services.server("default").notification_queue > 0
+        assert diagnosing.server("default").notification_queue > 0
         assert "W030" in examined(notification_queue=0.0)
         assert "W030" not in examined()
 
@@ -482,11 +484,11 @@ def test_requests_that_are_transactions(monkeypatch: pytest.MonkeyPatch) -> None
 def test_more_workers_than_connections() -> None:
     """As the handlers are declared, and for each process that lives."""
     queue = Queue("busy")
-    enough = services.server("default").connections // 2
+    enough = diagnosing.server("default").connections // 2
     queue.handler(concurrency=enough)(lambda message: None)
     assert "W033" not in examined()
     for number in range(2):
-        services.beat(uuid4(), "host", number, ["busy"], "default")
+        consumers.beat(uuid4(), "host", number, ["busy"], "default")
     assert "2 consumer processes need up to" in examined()["W033"]
 
 

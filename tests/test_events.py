@@ -8,11 +8,13 @@ import pytest
 from django.core.management import call_command
 from django.db import transaction
 
-from django_pgqueue import Queue, message, services, signals
-from django_pgqueue.consumer import Consumer
-from django_pgqueue.heartbeat import Heartbeat
+from django_pgqueue import Queue, message, signals
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueEvent
 from django_pgqueue.reaper import EVENT_AGE, Reaper
+from django_pgqueue.services import reaping
+from django_pgqueue.services.beliefs import beliefs
 from tests.support import backdate, connect, delete_queue, fetch, make_queue, payloads, wait_until
 from tests.workers import consuming, drain, run
 
@@ -51,7 +53,7 @@ def events(name: str = "tmp") -> list[str]:
 
 def reap(name: str = "tmp") -> None:
     backdate(name, 7200)
-    assert services.reap_queue(name, 3600, "default")
+    assert reaping.reap_queue(name, 3600, "default")
 
 
 def reap_in_another_process(name: str = "tmp") -> None:
@@ -81,7 +83,7 @@ def publish(queue: Queue) -> None:
 
 def publish_behind_the_cache(queue: Queue) -> None:
     """With a cold cache: the refresh ahead of the insert finds it missing."""
-    services._declared.clear()
+    beliefs.declared.clear()
     queue.publish(1)
 
 
@@ -215,7 +217,7 @@ def test_a_standing_queue_that_vanished_is_told_as_such(told: Any) -> None:
     told.clear()
     queue.declare()
     delete("orders")
-    services._declared.clear()
+    beliefs.declared.clear()
     queue.publish(1)
     assert told == [("healed", "orders", "vanished", True)] * 2
     assert events("orders") == ["vanished", "vanished"]

@@ -10,9 +10,9 @@ from django.test import Client
 from django.urls import reverse
 
 from django_pgqueue import Message
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
-from django_pgqueue.queues import registered_handlers
+from django_pgqueue.registry import registered_handlers
 from example_project import settings as example_settings
 from example_project.inbox.models import Delivery, Summary
 from example_project.inbox.queues import webhooks

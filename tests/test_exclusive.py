@@ -11,9 +11,12 @@ import pytest
 from django.db.models import F
 from django.db.models.functions import Now
 
-from django_pgqueue import Queue, services, signals
+from django_pgqueue import Queue, signals
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import claiming as claiming_services
+from django_pgqueue.services import consumers, declaring
+from django_pgqueue.services.beliefs import beliefs
 from tests.crew import crew
 from tests.support import (
     Session,
@@ -191,7 +194,7 @@ def test_a_killed_owners_messages_are_handled_by_the_next(tmp_path: Path) -> Non
 def claim_as(number: int, name: str) -> list[Any]:
     """As a member of a crew: try to claim. Returns whether this process owns the queue then, and how many came."""
     messages = Queue(name, exclusive=True).claim(5)
-    mine = services._claimers[os.getpid()]
+    mine = claiming_services._claimers[os.getpid()]
     return [owner() == mine, len(messages)]
 
 
@@ -215,10 +218,10 @@ def test_candidates_that_saw_the_same_dead_owner_do_not_both_win() -> None:
     work().declare()
     candidates = [uuid4() for _ in range(4)]
     for candidate in candidates:
-        services.beat(candidate, "here", 1, ["work"], "default")
+        consumers.beat(candidate, "here", 1, ["work"], "default")
     for _ in range(12):
         MessageQueue.objects.filter(name="work").update(exclusive_consumer_id=uuid4())
-        won = in_threads(4, lambda number: services.take_over("work", candidates[number], "default"))
+        won = in_threads(4, lambda number: consumers.take_over("work", candidates[number], "default"))
         assert won.count(True) == 1
         assert owner() == candidates[won.index(True)]
 
@@ -228,15 +231,15 @@ def test_a_candidate_whose_snapshot_is_older_than_the_take_over_loses() -> None:
     work().declare()
     dead, one, two = uuid4(), uuid4(), uuid4()
     for candidate in (one, two):
-        services.beat(candidate, "here", 1, ["work"], "default")
+        consumers.beat(candidate, "here", 1, ["work"], "default")
     MessageQueue.objects.filter(name="work").update(exclusive_consumer_id=dead)
     with Session() as session:
         session.begin()
-        assert session.run(services.take_over, "work", one, "default")
+        assert session.run(consumers.take_over, "work", one, "default")
         # The row is locked: a candidate does not wait for it.
-        assert not services.take_over("work", two, "default")
+        assert not consumers.take_over("work", two, "default")
         session.commit()
-    assert not services.take_over("work", two, "default")
+    assert not consumers.take_over("work", two, "default")
     assert owner() == one
 
 
@@ -244,19 +247,19 @@ def test_an_owner_that_beats_is_not_followed_and_one_that_does_not_is() -> None:
     """Three heartbeats, by the database's clock; a row that is gone counts as dead."""
     work().declare()
     mine, other = uuid4(), uuid4()
-    services.beat(mine, "here", 1, ["work"], "default")
-    services.beat(other, "here", 2, ["work"], "default")
-    assert services.take_over("work", mine, "default")
+    consumers.beat(mine, "here", 1, ["work"], "default")
+    consumers.beat(other, "here", 2, ["work"], "default")
+    assert consumers.take_over("work", mine, "default")
     beats = QueueConsumer.objects.filter(id=mine)
     for age, follows in ((0, False), (179, False), (181, True)):
         beats.update(last_heartbeat=Now() - seconds(age))
         MessageQueue.objects.filter(name="work").update(exclusive_consumer_id=mine)
-        assert services.take_over("work", other, "default") is follows
+        assert consumers.take_over("work", other, "default") is follows
     MessageQueue.objects.filter(name="work").update(exclusive_consumer_id=mine)
     beats.delete()
     # Who has no row itself cannot be seen to live, and gets nothing.
-    assert not services.take_over("work", mine, "default")
-    assert services.take_over("work", other, "default")
+    assert not consumers.take_over("work", mine, "default")
+    assert consumers.take_over("work", other, "default")
 
 
 # --- Publishers, reaper, heals ---
@@ -279,11 +282,11 @@ def test_declares_and_publishes_never_touch_the_owner() -> None:
         for _ in range(2):
             session.run(queue.declare)
             backdate("work", 3600)
-            services.forget_declared()
+            beliefs.forget()
             session.run(queue.publish, 1)
             session.run(queue.publish_many, [2])
             publish_in_block(session)
-            session.run(services.touch, ["work"], "default")
+            session.run(declaring.touch, ["work"], "default")
             session.run(Queue("work", exclusive=True, max_deliveries=9).declare)
     assert owner() == mine
     assert QueueConsumer.objects.get().last_heartbeat == beat
@@ -346,7 +349,7 @@ def claim_by_child(number: int) -> list[Any]:
 
     queue = work()
     mine = len(queue.claim(1))
-    return [mine, *fork(lambda: [len(queue.claim(1)), services._claimers[os.getpid()] != owner()])()]
+    return [mine, *fork(lambda: [len(queue.claim(1)), claiming_services._claimers[os.getpid()] != owner()])()]
 
 
 def test_a_forked_child_is_another_claimer() -> None:
@@ -411,7 +414,7 @@ def test_a_claim_waits_for_a_change_of_the_owner_that_is_under_way() -> None:
         # The session's thread is in this process, and so the same claimer.
         claiming = session.start(queue.claim)
         wait_until(lambda: is_waiting(session.pid))
-        services.beat(other, "there", 1, ["work"], "default")
+        consumers.beat(other, "there", 1, ["work"], "default")
         changing.commit()
         assert claiming.result(20) == []
     assert owner() == other

@@ -10,9 +10,9 @@ from asgiref.sync import sync_to_async
 from django.db import connection, transaction
 
 from django_pgqueue import Message, Nack, Queue, Reject
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
-from django_pgqueue.queues import registered_handlers
+from django_pgqueue.registry import registered_handlers
 from tests.support import fetch, payloads, second_session, wait_until
 from tests.testapp.models import Seen
 from tests.workers import consuming, run

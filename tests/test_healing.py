@@ -7,8 +7,11 @@ from django.db import IntegrityError, connection, transaction
 from django.db.utils import OperationalError
 from django.test.utils import CaptureQueriesContext
 
-from django_pgqueue import PGQueueError, Queue, QueueNotFound, services, signals
+from django_pgqueue import PGQueueError, Queue, QueueNotFound, signals
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.services import declaring, reaping
+from django_pgqueue.services import publishing as publishing_services
+from django_pgqueue.services.beliefs import beliefs
 from tests.support import (
     DEADLINE,
     Session,
@@ -81,7 +84,7 @@ def test_a_publish_to_a_reaped_auto_deleted_queue_heals_it(publish, block, exclu
     queue = Queue("tmp", auto_deleted=True, exclusive=exclusive, durable=False, dead_letter="lost", max_deliveries=9)
     queue.declare()
     backdate("tmp", 7200)
-    assert services.reap_queue("tmp", 3600, "default")
+    assert reaping.reap_queue("tmp", 3600, "default")
     told.clear()
 
     with block():
@@ -169,7 +172,7 @@ def test_a_heal_and_an_open_publisher_do_not_wait_for_each_other():
         publisher.begin()
         publisher.run(queue.publish, {"n": 1})
         # What a healer sends that found the queue missing just before somebody made it.
-        for statement in (services.sql.ENSURE_AND_PUBLISH, services.sql.ENSURE_QUEUE):
+        for statement in (publishing_services.ENSURE_AND_PUBLISH, declaring.ENSURE_QUEUE):
             healer.begin()
             healer.sql(statement, params)
             publisher.run(queue.publish, {"n": 2})
@@ -187,8 +190,8 @@ def test_two_open_publishers_that_both_heal_do_not_deadlock():
         for session in (one, two):
             session.begin()
             session.run(queue.publish, {})
-        one.sql(services.sql.ENSURE_QUEUE, queue.declaration.params)
-        second = two.start(fetch, services.sql.ENSURE_QUEUE, queue.declaration.params)
+        one.sql(declaring.ENSURE_QUEUE, queue.declaration.params)
+        second = two.start(fetch, declaring.ENSURE_QUEUE, queue.declaration.params)
         wait_until(lambda: is_waiting(two.pid), what="the second healer to wait for the first's update")
         one.commit()
         second.result(DEADLINE)
@@ -320,7 +323,7 @@ def test_a_standing_queue_is_declared_where_the_cache_is_cold_or_stale(publish, 
     queue.declare()
     MessageQueueItem.objects.all().delete()
     delete_queue("orders")
-    services._declared.clear()  # As DECLARE_TTL seconds later.
+    beliefs.declared.clear()  # As DECLARE_TTL seconds later.
     with block():
         publish(queue, {"n": 2})
     assert told[1:] == [("healed", "orders", True)]

@@ -14,11 +14,13 @@ import pytest
 from django.db.models.functions import Now
 from django.test.utils import override_settings
 
-from django_pgqueue import Queue, health, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Queue
+from django_pgqueue.consumer import health
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.consumer.health import Health
 from django_pgqueue.devdb import DevCluster
-from django_pgqueue.health import Health
 from django_pgqueue.models import MessageQueue
+from django_pgqueue.services import consumers
 from tests.support import Session, make_message, make_queue, seconds, wait_until
 from tests.workers import command, consuming, worker
 
@@ -86,7 +88,7 @@ def test_late_messages_make_it_not_ready() -> None:
     """With a target: the oldest due age of its own queues, and of no others."""
     # Another process owns it: what is due there waits for that one.
     make_queue("work", exclusive=True, exclusive_consumer_id=uuid4())
-    services.beat(MessageQueue.objects.get(name="work").exclusive_consumer_id, "host", 1, ["work"], "default")
+    consumers.beat(MessageQueue.objects.get(name="work").exclusive_consumer_id, "host", 1, ["work"], "default")
     make_queue("other")
     make_message("other", published_at=Now() - seconds(600))
     queue = Queue("work", exclusive=True)

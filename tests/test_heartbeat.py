@@ -11,8 +11,8 @@ import pytest
 from django.db.models.functions import Now
 
 from django_pgqueue import Queue
-from django_pgqueue.consumer import Consumer
-from django_pgqueue.heartbeat import Heartbeat
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.models import MessageQueue, QueueConsumer
 from django_pgqueue.reaper import Reaper
 from tests.support import connect, fetch, locker, make_queue, seconds, version, wait_until

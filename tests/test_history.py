@@ -9,13 +9,16 @@ import pytest
 from django.db import connection
 from django.test.utils import override_settings
 
-from django_pgqueue import Message, Nack, Queue, Reject, figures, services, sql
-from django_pgqueue.consumer import Consumer
-from django_pgqueue.figures import numbers_of
-from django_pgqueue.lanes import MOST_MINUTES, Lane
+from django_pgqueue import Message, Nack, Queue, Reject
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.consumer.lane import MOST_MINUTES, Lane
 from django_pgqueue.models import MessageQueue, QueueMinute
+from django_pgqueue.monitoring import queue_numbers
+from django_pgqueue.monitoring.queue_numbers import numbers_of
 from django_pgqueue.reaper import Reaper
-from django_pgqueue.services import Minute, Tally
+from django_pgqueue.services import claiming, session, settling
+from django_pgqueue.services import minutes as minutes_services
+from django_pgqueue.services.minutes import Minute, Tally
 from tests.support import fetch, in_threads, make_queue, wait_until
 from tests.workers import consuming, worker
 
@@ -36,7 +39,9 @@ def published(name: str = "work") -> dict[int, int]:
 
 def told_published(name: str = "work") -> dict[int, int]:
     """Return of how many consumers have told."""
-    return {each.ago: each.published for each in services.minutes([name], 60, "default")[name] if each.published}
+    return {
+        each.ago: each.published for each in minutes_services.minutes([name], 60, "default")[name] if each.published
+    }
 
 
 def backdate_messages(minutes: int, name: str = "work") -> None:
@@ -131,8 +136,8 @@ def test_a_delayed_message_counts_when_it_is_settled_and_one_given_back_unstarte
     queue.publish(2)
     queue.publish(3)
     fetch("SELECT pg_sleep(0.01)")
-    claim = services.claim(queue.declaration, "default", limit=4, lease=60, consumer=uuid4())
-    services.release(claim.messages[:3], "default")
+    claim = claiming.claim(queue.declaration, "default", limit=4, lease=60, consumer=uuid4())
+    settling.release(claim.messages[:3], "default")
     fetch("UPDATE django_pgqueue_messagequeueitem SET lease_expires_at = '2026-01-01' WHERE lease_token IS NOT NULL")
     Consumer([queue.make_handler(lambda message: None)], drain=True).run()
     assert sum(told_published().values()) == 4 and told() == (4, 0, 0)
@@ -171,7 +176,7 @@ def test_a_lane_keeps_no_more_minutes_than_so_many() -> None:
 
 def test_no_more_of_the_newest_messages_are_looked_at_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """The minute in which the look ends is not exact, nor what is before it. Other queues are counted as a whole."""
-    monkeypatch.setattr(figures, "NEWEST", 4)
+    monkeypatch.setattr(queue_numbers, "NEWEST", 4)
     Queue("long").publish_many(range(3))
     backdate_messages(8, "long")
     fetch("UPDATE django_pgqueue_messagequeueitem SET queue_id = 'long'")
@@ -195,7 +200,9 @@ def test_the_newest_messages_are_found_from_the_end_of_the_claim_index() -> None
         "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) SELECT 'a', '{}' FROM generate_series(1, 3000)"
     )
     with connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT TEXT) {sql.NEWEST}", {"names": ["a"], "most": 10, "minutes": 60})
+        cursor.execute(
+            f"EXPLAIN (ANALYZE, FORMAT TEXT) {minutes_services.NEWEST}", {"names": ["a"], "most": 10, "minutes": 60}
+        )
         plan = "\n".join(row[0] for row in cursor.fetchall())
     walk = plan[plan.index("LATERAL") if "LATERAL" in plan else plan.index("Limit") :]
     assert "Index Scan Backward using django_pgqueue_item_claim_idx" in walk and "Sort" not in walk
@@ -228,14 +235,14 @@ def test_a_killed_process_had_told_what_it_had(tmp_path: Any) -> None:
 def test_counts_of_several_processes_add_up() -> None:
     """At the same time, and for the same queues in whatever order."""
     names = [f"q{number}" for number in range(5)]
-    minute = int(services.now("default").timestamp() // 60)
+    minute = int(session.now("default").timestamp() // 60)
 
     def tell(number: int) -> None:
         ordered = names if number % 2 else names[::-1]
         for _ in range(20):
             published = {minute - number % 2: 1, minute - 9: 2}
             tally = Tally(handled=1, failed=2, dead_lettered=3, published=published)
-            services.count_minute(dict.fromkeys(ordered, tally), "default")
+            minutes_services.count_minute(dict.fromkeys(ordered, tally), "default")
 
     in_threads(6, tell)
     assert {told(name) for name in names} == {(120, 240, 360)}
@@ -265,7 +272,7 @@ def test_a_missing_table_stops_neither_consumer_nor_reaper(caplog: pytest.LogCap
 def test_minutes_are_kept_for_a_day() -> None:
     """The reaper drops older ones, in batches."""
     for hours in (0, 23, 25, 26, 27):
-        services.count_minute({f"q{hours}": Tally(handled=1)}, "default")
+        minutes_services.count_minute({f"q{hours}": Tally(handled=1)}, "default")
         fetch(f"UPDATE django_pgqueue_queueminute SET minute = minute - interval '{hours} h' WHERE queue = 'q{hours}'")
     Reaper("default", batch_size=2).run_once()
     assert set(QueueMinute.objects.values_list("queue", flat=True)) == {"q0", "q23"}
@@ -274,12 +281,12 @@ def test_minutes_are_kept_for_a_day() -> None:
 def test_the_last_minutes_are_read_in_order() -> None:
     """By how long ago they were; those in which nothing was are missing."""
     for ago in (70, 3, 0):
-        services.count_minute({"work": Tally(handled=ago + 1)}, "default")
+        minutes_services.count_minute({"work": Tally(handled=ago + 1)}, "default")
         fetch(
             f"UPDATE django_pgqueue_queueminute SET minute = minute - interval '{ago} min'"
             f" WHERE handled = {ago + 1} AND queue = 'work'"
         )
-    found = services.minutes(["work", "other"], 60, "default")
+    found = minutes_services.minutes(["work", "other"], 60, "default")
     assert found == {"work": [Minute(3, 4, 0, 0), Minute(0, 1, 0, 0)], "other": []}
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from django_pgqueue import Message, Queue
-from django_pgqueue.consumer import Consumer
-from django_pgqueue.lanes import Held, Lane
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.consumer.lane import Held, Lane
 from django_pgqueue.models import MessageQueueItem
 from tests.support import connect, payloads, wait_until
 from tests.workers import consuming

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_pgqueue import Queue, services
-from django_pgqueue.listener import Ear, Receive, listener_of
+from django_pgqueue import Queue
+from django_pgqueue.runtime.listener import Ear, Receive, listener_of
+from django_pgqueue.services import notifying
 from tests.support import connect, payloads, wait_until
 from tests.testapp.models import Seen
 from tests.workers import worker
@@ -37,7 +38,7 @@ def terminate(pid: int) -> None:
 def listening(*names: str) -> Iterator[list[str | None]]:
     """Listen to queues' channels. Gives the list of what was heard: None for each when listening begins or ends."""
     heard: list[str | None] = []
-    ear = Ear({services.channel(name): receiver(heard, name) for name in names})
+    ear = Ear({notifying.channel(name): receiver(heard, name) for name in names})
     listener = listener_of("default")
     listener.add(ear)
     try:
@@ -87,7 +88,7 @@ def test_all_users_of_a_process_share_one_connection() -> None:
     with listening("a") as first:
         ((pid, *_),) = listeners()
         second: list[str | None] = []
-        ear = Ear({services.channel(name): receiver(second, name) for name in ("a", "b")})
+        ear = Ear({notifying.channel(name): receiver(second, name) for name in ("a", "b")})
         listener_of("default").add(ear)
         wait_until(lambda: second == [None, None])
         assert [row[0] for row in listeners()] == [pid]

@@ -11,8 +11,10 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import transaction
 
-from django_pgqueue import Topic, listener, services, subscriptions
+from django_pgqueue import Topic, subscriptions
 from django_pgqueue.devdb import DevCluster
+from django_pgqueue.runtime import listener
+from django_pgqueue.services import notifying
 from tests.support import connect, drop_connections, in_threads, run_async, wait_until
 from tests.test_listener import listeners, terminate
 
@@ -131,7 +133,7 @@ def test_it_tells_when_messages_may_have_been_missed() -> None:
 
     def expire() -> None:
         with connect() as session:
-            session.execute("SELECT pg_notify(%s, '#4711')", [services.topic_channel("t")])
+            session.execute("SELECT pg_notify(%s, '#4711')", [notifying.topic_channel("t")])
 
     async def main() -> None:
         messages = Topic("t").listen(buffer=2)

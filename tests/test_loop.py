@@ -5,8 +5,9 @@ import threading
 import pytest
 from django.db import OperationalError, connection
 
-from django_pgqueue import Queue, services
-from django_pgqueue.loop import run_every
+from django_pgqueue import Queue
+from django_pgqueue.runtime.loop import run_every
+from django_pgqueue.services.beliefs import beliefs
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -44,7 +45,7 @@ def test_a_loop_keeps_no_queries_under_debug(settings) -> None:
 
 def test_what_a_process_believes_of_queues_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that publishes to ever new queues remembers only so many."""
-    monkeypatch.setattr(services, "MOST_REMEMBERED", 5)
+    monkeypatch.setattr(beliefs, "MAX_REMEMBERED", 5)
     for number in range(12):
         Queue(f"replies.{number}", auto_deleted=True).publish(number)
-    assert max(len(services._declared), len(services._known), len(services._notified)) <= 5
+    assert max(len(beliefs.declared), len(beliefs.known), len(beliefs.notified)) <= 5

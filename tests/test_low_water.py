@@ -8,10 +8,12 @@ from uuid import uuid4
 
 import pytest
 
-from django_pgqueue import Message, Nack, Queue, low_water, services
-from django_pgqueue.consumer import Consumer
-from django_pgqueue.low_water import LOOK_BACK, LOOK_BACK_SHARE, SLOW, SLOW_EACH, TRAIL, LowWaterMark
+from django_pgqueue import Message, Nack, Queue
+from django_pgqueue.consumer import low_water
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.consumer.low_water import LOOK_BACK, LOOK_BACK_SHARE, SLOW, SLOW_EACH, TRAIL, LowWaterMark
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.services import claiming, notifying
 from tests.support import Session, connect, fetch, make_message, payloads, wait_until
 from tests.workers import consuming, drain
 
@@ -143,13 +145,13 @@ def all_slow(monkeypatch: pytest.MonkeyPatch, transactional_db: None, settings: 
 def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Where each claim started."""
     found: list[int] = []
-    real_claim = services.claim
+    real_claim = claiming.claim
 
-    def claim(*args: Any, above: int = 0, **options: Any) -> services.Claim:
+    def claim(*args: Any, above: int = 0, **options: Any) -> claiming.Claim:
         found.append(above)
         return real_claim(*args, above=above, **options)
 
-    monkeypatch.setattr(services, "claim", claim)
+    monkeypatch.setattr(claiming, "claim", claim)
     yield found
 
 
@@ -206,7 +208,7 @@ def test_it_is_found_also_where_nothing_else_comes(all_slow: None, starts: list[
         publish_until(queue, lambda: starts and starts[-1] > late)
         wait_until(lambda: payloads("q") == [])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(services, "_notify", lambda *told: None)
+            patch.setattr(notifying, "wake", lambda *told: None)
             other.commit()
         wait_until(lambda: "late" in seen.at, 15)
 
@@ -369,7 +371,7 @@ BUFFERS = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
 
 def buffers_of_a_claim(above: int) -> int:
     """Return how many pages a claim reads."""
-    from django_pgqueue import sql
+    from django_pgqueue.services import claiming
 
     params = {
         "name": "q",
@@ -384,7 +386,7 @@ def buffers_of_a_claim(above: int) -> int:
     }
     with connect(autocommit=False) as session:
         session.execute("SET LOCAL enable_seqscan = off")
-        ((plan,),) = session.execute(BUFFERS + sql.CLAIM, params).fetchall()  # type: ignore[arg-type]
+        ((plan,),) = session.execute(BUFFERS + claiming.CLAIM, params).fetchall()  # type: ignore[arg-type]
         session.rollback()
     top = plan[0]["Plan"]
     return int(top["Shared Hit Blocks"] + top["Shared Read Blocks"])

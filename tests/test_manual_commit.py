@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from django.db import connection, connections, transaction
 
-from django_pgqueue import Message, Queue, guard
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Message, Queue
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.runtime import guard
 from tests.support import fetch, payloads, wait_until
 from tests.testapp.models import Seen
 from tests.workers import consuming

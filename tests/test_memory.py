@@ -11,9 +11,10 @@ import pytest
 from django.db import connections
 from django.db.models.functions import Now
 
-from django_pgqueue import Queue, services
-from django_pgqueue.consumer import CLAIM_BYTES
+from django_pgqueue import Queue
+from django_pgqueue.consumer.consumer import CLAIM_BYTES
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.services import claiming
 from tests.support import fetch, wait_until
 from tests.testapp.models import Seen
 from tests.workers import Worker, worker
@@ -102,7 +103,7 @@ def test_one_claim_is_cut_by_bytes(text: str, most: int, due: bool) -> None:
         MessageQueueItem.objects.update(read_after=Now())
     seen: list[int] = []
     while True:
-        claim = services.claim(
+        claim = claiming.claim(
             Queue("work").declaration, "default", limit=10, lease=60, consumer=uuid4(), most_bytes=CLAIM_BYTES
         )
         if not claim.messages:

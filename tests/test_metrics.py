@@ -19,12 +19,14 @@ from django.test import RequestFactory
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_pgqueue import Message, Queue, Topic, measures, metrics, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Message, Queue, Topic
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.devdb import DevCluster
-from django_pgqueue.measures import COUNTS
-from django_pgqueue.metrics import QueueCollector, counter_of, name_of
+from django_pgqueue.monitoring import gauges, prometheus
+from django_pgqueue.monitoring.gauges import COUNTS
+from django_pgqueue.monitoring.prometheus import QueueCollector, counter_of, name_of
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import consumers
 from tests.support import Session, connect, delete_queue, make_message, make_queue, wait_until
 from tests.test_health import free_port
 from tests.workers import command, drain, environment, run, worker
@@ -73,13 +75,13 @@ class Counted:
 @pytest.fixture
 def counted() -> Iterator[Counted]:
     """Count in this process, and stop it afterwards."""
-    metrics.install()
+    prometheus.install()
     try:
         yield Counted()
     finally:
         for signal in COUNTS:
             signal.disconnect(dispatch_uid="django_pgqueue.metrics")
-        measures._names.clear()
+        gauges._names.clear()
 
 
 # --- Gauges ---
@@ -98,10 +100,10 @@ def test_depth_by_state_and_what_else_the_tables_hold() -> None:
     make_message("gone")
     delete_queue("gone")
     Queue("q").pause()
-    services.beat(uuid4(), "host", 1, ["q"], "default")
+    consumers.beat(uuid4(), "host", 1, ["q"], "default")
     found = scraped()
     assert found["pgqueue_up", ()] == 1
-    states = {state: found["pgqueue_messages", ("q", state)] for state in measures.STATES}
+    states = {state: found["pgqueue_messages", ("q", state)] for state in gauges.STATES}
     assert states == {"ready": 2, "delayed": 1, "leased": 1, "dead": 1, "expired": 1}
     assert 115 < found["pgqueue_oldest_due_age_seconds", ("q",)] < 125
     assert found["pgqueue_consumers", ("q",)] == found["pgqueue_paused", ("q",)] == 1
@@ -114,7 +116,7 @@ def test_depth_by_state_and_what_else_the_tables_hold() -> None:
 
 def test_a_scrape_looks_at_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """And says where there are more."""
-    monkeypatch.setattr(measures, "MOST", 5)
+    monkeypatch.setattr(gauges, "MOST", 5)
     Queue("long").publish_many(range(8))
     Queue("short").publish_many(range(4))
     found = scraped()
@@ -127,7 +129,7 @@ def test_auto_deleted_queues_are_one() -> None:
     for number in range(3):
         Queue(f"reply-{number}", auto_deleted=True).publish(number)
     found = scraped()
-    assert found["pgqueue_messages", (measures.AUTO_DELETED, "ready")] == 3
+    assert found["pgqueue_messages", (gauges.AUTO_DELETED, "ready")] == 3
     assert not [labels for _, labels in found if "reply-0" in labels]
 
 
@@ -141,7 +143,7 @@ def test_a_database_that_is_away_is_a_metric(server: DevCluster) -> None:
 
 def test_a_scrape_of_locked_tables_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """And leaves no session behind that waits: scrapes come every few seconds."""
-    monkeypatch.setattr(measures, "PATIENCE", 0.3)
+    monkeypatch.setattr(gauges, "PATIENCE", 0.3)
     with Session() as locker:
         locker.begin()
         locker.sql("LOCK TABLE django_pgqueue_reaperrun IN ACCESS EXCLUSIVE MODE")
@@ -240,10 +242,10 @@ def test_heals_are_counted_by_cause(counted: Counted) -> None:
 
 def test_names_without_end_are_one(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that publishes to ever new queues does not grow for ever."""
-    monkeypatch.setattr(measures, "MOST_NAMES", 2)
+    monkeypatch.setattr(gauges, "MOST_NAMES", 2)
     for number in range(5):
         Queue(f"q{number}").publish(1)
-    assert counted("pgqueue_messages_published_total", measures.OTHERS) == 3
+    assert counted("pgqueue_messages_published_total", gauges.OTHERS) == 3
 
 
 # --- Scrapes ---
@@ -291,11 +293,11 @@ def test_the_view_answers_a_scrape(counted: Counted, rf: RequestFactory) -> None
     """For processes that serve HTTP anyway."""
     Queue("orders").publish(1)
     request: HttpRequest = rf.get("/metrics")
-    answer = metrics.metrics(request)
+    answer = prometheus.metrics(request)
     assert answer["Content-Type"].startswith("text/plain")
     found = samples(answer.content.decode())
     assert found["pgqueue_up", ()] == 1 and found["pgqueue_messages_published_total", ("orders",)] >= 1
-    metrics.install()  # Once more is no harm: nothing counts twice, nothing is registered twice.
+    prometheus.install()  # Once more is no harm: nothing counts twice, nothing is registered twice.
     counts = Counted()
     Queue("orders").publish(1)
     assert counts("pgqueue_messages_published_total", "orders") == 1

@@ -20,11 +20,13 @@ from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from django_pgqueue import LeaseLost, Message, Queue, QueueNotFound, services, signals
-from django_pgqueue.heartbeat import Heartbeat
+from django_pgqueue import LeaseLost, Message, Queue, QueueNotFound, signals
+from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueEvent
 from django_pgqueue.reaper import Reaper
-from django_pgqueue.services import QueueStats
+from django_pgqueue.services import counting, reaping, session, settling
+from django_pgqueue.services.beliefs import beliefs
+from django_pgqueue.services.counting import QueueStats
 from tests.model import EPHEMERAL_TTL, IDLE_AFTER, PARKED, STATES, MessageRow, Model
 from tests.support import fetch
 
@@ -107,7 +109,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         for table in (MessageQueueItem, MessageQueue, QueueEvent):
             table.objects.all().delete()
-        services.forget_declared()
+        beliefs.forget()
         self.model = Model()
         self.declared = {name: Queue(name, **options) for name, options in QUEUES.items()}
         self.all = {**self.declared, **{name: Queue(name) for name in LETTERS}}
@@ -299,7 +301,7 @@ class Machine(RuleBasedStateMachine):
     def let_time_pass(self, by: int) -> None:
         fetch(PASS_TIME, {"by": by})
         # So long that this process looks at its queues again.
-        services.forget_declared()
+        beliefs.forget()
         self.model.now += by
         self.model.believed.clear()
         self.model.known.clear()
@@ -342,10 +344,10 @@ class Machine(RuleBasedStateMachine):
     def adopt(self) -> None:
         """What the consumers' looks do."""
         for name in self.all:
-            assert services.adopt(name, 100, "default") == self.model.adopt(name)
+            assert reaping.adopt(name, 100, "default") == self.model.adopt(name)
 
     def expire(self) -> None:
-        assert services.expire(100, "default") == self.model.expire()
+        assert reaping.expire(100, "default") == self.model.expire()
         self.dead_lettered.clear()
 
     def reap(self) -> None:
@@ -371,7 +373,7 @@ class Machine(RuleBasedStateMachine):
             name: (row.auto_deleted, row.dead_letter, row.max_deliveries, row.paused)
             for name, row in model.queues.items()
         }
-        now = services.now("default")
+        now = session.now("default")
         assert {item.pk: (item.state(now), *stored_message(item)) for item in MessageQueueItem.objects.all()} == {
             row.id: (
                 model.state(row),
@@ -399,7 +401,7 @@ class Machine(RuleBasedStateMachine):
         assert sorted(first.union(*others, all=True)) == sorted(
             (message.id, model.state(message)) for message in model.messages.values()
         )
-        found = {stats.name: stats for stats in services.stats(list(self.all), "default")}
+        found = {stats.name: stats for stats in counting.stats(list(self.all), "default")}
         for name in self.all:
             stats = found.get(name, QueueStats(name, exists=False))
             row, events, depth = model.queues.get(name), model.events.get(name, []), model.depth(name)
@@ -412,7 +414,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def release(queue: Queue, messages: list[Message]) -> None:
-    services.raise_lost(queue.name, services.release(messages, queue.using))
+    settling.raise_lost(queue.name, settling.release(messages, queue.using))
 
 
 def stored(row: MessageQueue) -> tuple[Any, ...]:

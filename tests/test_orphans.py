@@ -6,10 +6,11 @@ import subprocess
 import pytest
 from django.test.utils import override_settings
 
-from django_pgqueue import Queue, services, signals
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Queue, signals
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import notifying, reaping
 from tests.support import (
     DEADLINE,
     Session,
@@ -115,7 +116,7 @@ def test_everything_that_a_message_knew_survives():
     )
     delete_queue("tmp")
     make_queue("tmp")
-    assert services.adopt("tmp", 10, "default") == 1
+    assert reaping.adopt("tmp", 10, "default") == 1
     adopted = MessageQueueItem.objects.get(pk=made.pk)
     for column in ("payload", "headers", "expires_at", "read_after", "delivery_count", "failures", "published_at"):
         assert getattr(adopted, column) == getattr(made, column), column
@@ -129,7 +130,7 @@ def test_a_delayed_orphan_stays_delayed():
     delete_queue("tmp")
     queue = Queue("tmp")
     queue.declare()
-    assert services.adopt("tmp", 10, "default") == 1
+    assert reaping.adopt("tmp", 10, "default") == 1
     assert queue.claim(10) == []
 
 
@@ -155,7 +156,7 @@ def test_a_held_message_stays_its_owners_through_deletion_and_adoption():
     queue.reject(rejected, reason="no")
     assert payloads("tmp.dead") == [3]
     queue.declare()
-    assert services.adopt("tmp", 10, "default") == 2
+    assert reaping.adopt("tmp", 10, "default") == 2
     (again,) = queue.claim(10)
     assert again.payload == 1
     queue.ack(extended, again)
@@ -245,8 +246,8 @@ def test_adopting_from_two_sides_takes_each_orphan_once():
     queue.declare()
     with Session() as other, lock_waits() as waits:
         other.begin()
-        assert len(other.sql(services.sql.ADOPT, {"name": "tmp", "limit": 5})) == 5
-        assert services.adopt("tmp", 100, "default") == 15
+        assert len(other.sql(reaping.ADOPT, {"name": "tmp", "limit": 5})) == 5
+        assert reaping.adopt("tmp", 100, "default") == 15
         other.commit()
     assert waits == []
     assert sorted(payloads("tmp")) == list(range(20))
@@ -261,7 +262,7 @@ def test_adopting_into_a_queue_that_is_deleted_again_is_no_error():
     with sessions(2) as (deleter, adopter):
         deleter.begin()
         deleter.sql("DELETE FROM django_pgqueue_messagequeue WHERE name = 'tmp'")
-        adopting = adopter.start(services.adopt, "tmp", 10, "default")
+        adopting = adopter.start(reaping.adopt, "tmp", 10, "default")
         wait_until(lambda: is_waiting(adopter.pid))
         deleter.commit()
         assert adopting.result(DEADLINE) == 0
@@ -281,8 +282,8 @@ def test_adoption_is_told_and_wakes_the_consumers():
 
     signals.orphans_adopted.connect(receive)
     with second_session() as listener, override_settings(PGQUEUE={"NOTIFY_INTERVAL": 0}):
-        listener.execute(f'LISTEN "{services.channel(queue.name)}"')
-        services.adopt(queue.name, 10, "default")
+        listener.execute(f'LISTEN "{notifying.channel(queue.name)}"')
+        reaping.adopt(queue.name, 10, "default")
         assert len(list(listener.notifies(timeout=5, stop_after=1))) == 1
     assert told == [(queue.name, 1)]
 

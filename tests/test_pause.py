@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_pgqueue import Message, Queue, QueueNotFound, services, signals
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Message, Queue, QueueNotFound, signals
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import declaring, reaping
+from django_pgqueue.services.beliefs import beliefs
 from tests.support import backdate, payloads, second_session, wait_until
 from tests.testapp.models import Seen
 from tests.workers import consuming, drain, worker
@@ -147,10 +149,10 @@ def test_no_declare_resumes_a_queue(queue: Queue) -> None:
     queue.declare()
     Queue("q", max_deliveries=9).declare()
     backdate("q", 3600)
-    services.forget_declared()
+    beliefs.forget()
     queue.publish(1)
     backdate("q", 3600)
-    services.touch(["q"], "default")
+    declaring.touch(["q"], "default")
     with consuming(Consumer([queue.make_handler(print)])):
         queue.redrive()
     assert paused_at() == before
@@ -164,7 +166,7 @@ def test_a_paused_queue_is_not_reaped() -> None:
     backdate("q", 7200)
     assert Reaper("default").preview().queues == []
     assert "q" not in Reaper("default").run_once().queues
-    assert not services.reap_queue("q", 3600, "default")
+    assert not reaping.reap_queue("q", 3600, "default")
     queue.resume()
     assert Reaper("default").run_once().queues == ["q"]
 
@@ -174,13 +176,13 @@ def test_a_queue_that_is_paused_while_the_reaper_looks_at_it_stays() -> None:
     queue = Queue("q", auto_deleted=True)
     queue.declare()
     backdate("q", 7200)
-    assert "q" in dict(services.idle_queues(3600, "default"))
+    assert "q" in dict(reaping.idle_queues(3600, "default"))
     with second_session(autocommit=False) as operator:
         operator.execute("UPDATE django_pgqueue_messagequeue SET paused_at = now() WHERE name = 'q'")
         # Locked: passed over.
-        assert not services.reap_queue("q", 3600, "default")
+        assert not reaping.reap_queue("q", 3600, "default")
         operator.commit()
-    assert not services.reap_queue("q", 3600, "default")
+    assert not reaping.reap_queue("q", 3600, "default")
     assert MessageQueue.objects.filter(name="q").exists()
 
 

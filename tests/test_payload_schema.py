@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from typing_extensions import TypedDict  # pydantic asks for this one on Python 3.11
 
 from django_pgqueue import Message, PayloadError, Queue, schema
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from tests.support import payloads, second_session
 from tests.workers import drain

@@ -22,10 +22,14 @@ from django.core.management import CommandError, call_command
 from django.db import DatabaseError, IntegrityError, connections, transaction
 from psycopg import sql
 
-from django_pgqueue import Queue, Topic, diagnosis, services, subscriptions
-from django_pgqueue.consumer import Consumer
-from django_pgqueue.heartbeat import Heartbeat
+from django_pgqueue import Queue, Topic, subscriptions
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.consumer.heartbeat import Heartbeat
+from django_pgqueue.monitoring import diagnosis
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import claiming, consumers, minutes, reaping, tasks
+from django_pgqueue.services import session as session_services
+from django_pgqueue.services.beliefs import beliefs
 from tests.databases import alias, database
 from tests.support import DEADLINE, connect, fetch, second_session
 
@@ -128,7 +132,7 @@ class Shop:
     def do(self, role: str, job: Callable[["Shop", str], None]) -> None:
         """Do a job on empty tables, on new connections of the role."""
         self.admin.execute(sql.SQL("TRUNCATE {} CASCADE").format(sql.SQL(", ").join(map(sql.Identifier, TABLES))))
-        services.forget_declared()
+        beliefs.forget()
         name = self.names[role]
         with alias(role, NAME=self.admin.info.dbname, USER=name, PASSWORD=name, OPTIONS={"pool": False}) as using:
             job(self, using)
@@ -163,7 +167,7 @@ def publish(shop: Shop, using: str) -> None:
     assert len(queue.publish_many([{"n": 3}, {"n": 4}])) == 2
     # Refreshed, with what the code says by now.
     shop.sql("UPDATE django_pgqueue_messagequeue SET last_active = '2000-01-01'")
-    services.forget_declared()
+    beliefs.forget()
     Queue("orders", max_deliveries=9, using=using).publish({"n": 5})
     # First use, and healed in both ways.
     passing = Queue("replies", auto_deleted=True, using=using)
@@ -243,37 +247,37 @@ def consume(shop: Shop, using: str) -> None:
     assert topic.unbind(passing)
     replies = Queue("replies", using=using)
     replies.declare()
-    assert services.look("replies", using).orphans
-    assert services.adopt("replies", 10, using) == 1
+    assert claiming.look("replies", using).orphans
+    assert reaping.adopt("replies", 10, using) == 1
     heartbeat = Heartbeat(using, declared=[queue.declaration], consumer=uuid4())
     heartbeat.run_once()
     heartbeat.run_once()
-    minute = int(services.now(using).timestamp() // 60)
+    minute = int(session_services.now(using).timestamp() // 60)
     for _ in range(2):
-        services.count_minute({"orders": services.Tally(1, 2, 3, {minute: 4})}, using)
+        minutes.count_minute({"orders": minutes.Tally(1, 2, 3, {minute: 4})}, using)
     run_tasks_of(shop, using)
     Queue("owned", exclusive=True, using=using).declare()
-    assert services.take_over("owned", heartbeat.consumer, using)
-    services.forget_consumer(heartbeat.consumer, using)
+    assert consumers.take_over("owned", heartbeat.consumer, using)
+    consumers.forget_consumer(heartbeat.consumer, using)
 
 
 def run_tasks_of(shop: Shop, using: str) -> None:
     """What a worker writes of a task that is done, and of one that fails and is tried again."""
     shop.queue("tasks").publish_many([{"args": [], "kwargs": {}}] * 2)
     queue = Queue("tasks", using=using)
-    done, failed = (services.TaskRun(each, "shop.tasks.one", "default", "key", None, None) for each in queue.claim(2))
-    assert services.start_run(done, using) and services.finish_run(done, "1", using)
+    done, failed = (tasks.TaskRun(each, "shop.tasks.one", "default", "key", None, None) for each in queue.claim(2))
+    assert tasks.start_run(done, using) and tasks.finish_run(done, "1", using)
     for _ in range(2):
-        assert services.start_run(failed, using)
-        assert services.fail_run(queue.declaration, failed, 0, "no", using) is not None
+        assert tasks.start_run(failed, using)
+        assert tasks.fail_run(queue.declaration, failed, 0, "no", using) is not None
         (message,) = queue.claim()
-        failed = services.TaskRun(message, "shop.tasks.one", "default", "key", None, None)
+        failed = tasks.TaskRun(message, "shop.tasks.one", "default", "key", None, None)
 
 
 def ask(shop: Shop, using: str) -> None:
     shop.queue("tasks").publish({"args": [], "kwargs": {}})
     (message_id,) = shop.admin.execute("SELECT id FROM django_pgqueue_messagequeueitem").fetchone()
-    assert services.task_record(message_id, using).has_message
+    assert tasks.task_record(message_id, using).has_message
 
 
 def reap(shop: Shop, using: str) -> None:
@@ -294,7 +298,7 @@ def reap(shop: Shop, using: str) -> None:
         " gen_random_uuid())"
     )
     shop.sql("UPDATE django_pgqueue_messagequeue SET last_active = '2000-01-01' WHERE name = 'idle'")
-    services.beat(uuid4(), "host", 1, ["orders"], shop.owner)
+    consumers.beat(uuid4(), "host", 1, ["orders"], shop.owner)
     shop.sql("UPDATE django_pgqueue_queueconsumer SET last_heartbeat = '2000-01-01'; SELECT pg_sleep(0.002)")
     reaped = Reaper(using).run_once()
     assert (reaped.expired, reaped.dead_lettered, reaped.adopted, reaped.queues) == (1, 2, 1, ["idle"])

@@ -13,8 +13,9 @@ from uuid import uuid4
 import pytest
 from django.db import connection, connections
 
-from django_pgqueue import Queue, services, sql
-from django_pgqueue.loop import PREPARE_THRESHOLD, dedicated_connection, own_connection
+from django_pgqueue import Queue
+from django_pgqueue.runtime.connections import PREPARE_THRESHOLD, dedicated_connection, own_connection
+from django_pgqueue.services import claiming, settling
 from tests.support import fetch
 
 ITEM = "django_pgqueue_messagequeueitem"
@@ -35,7 +36,7 @@ def prepared_statements() -> int:
 def claim(times: int) -> None:
     queue = Queue("work")
     for _ in range(times):
-        services.claim(queue.declaration, queue.using, limit=1, lease=60, consumer=uuid4())
+        claiming.claim(queue.declaration, queue.using, limit=1, lease=60, consumer=uuid4())
 
 
 def test_a_loop_prepares_what_it_runs_often() -> None:
@@ -110,9 +111,9 @@ def pooler() -> Iterator[str]:
 
 
 SETTLING = {
-    "ack": (sql.ACK, {}),
-    "extend": (sql.EXTEND, {"lease": 60}),
-    "release": (sql.RELEASE, {}),
+    "ack": (settling.ACK, {}),
+    "extend": (settling.EXTEND, {"lease": 60}),
+    "release": (settling.RELEASE, {}),
 }
 
 

@@ -9,7 +9,7 @@ from django.db import DatabaseError, OperationalError, close_old_connections, co
 from django.db.transaction import TransactionManagementError
 
 from django_pgqueue import Queue, QueueNotFound, signals
-from django_pgqueue.loop import PREPARE_THRESHOLD
+from django_pgqueue.runtime.connections import PREPARE_THRESHOLD
 from tests.databases import alias
 from tests.support import connect, delete_queue, drop_connections, fetch, payloads, run_async
 from tests.test_prepared_publish import prepared_statements, publish_often, warm

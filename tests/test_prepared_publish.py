@@ -11,9 +11,10 @@ from django.db import connection, connections, transaction
 from django.db.backends.utils import CursorWrapper
 from django.test.utils import CaptureQueriesContext
 
-from django_pgqueue import Message, Queue, QueueNotFound, prepared
-from django_pgqueue.consumer import Consumer
-from django_pgqueue.loop import PREPARE_THRESHOLD
+from django_pgqueue import Message, Queue, QueueNotFound
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.runtime import prepared
+from django_pgqueue.runtime.connections import PREPARE_THRESHOLD
 from tests.databases import alias
 from tests.pgbouncer import pgbouncer
 from tests.support import connect, drop_connections, fetch, in_threads, payloads

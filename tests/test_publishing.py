@@ -9,8 +9,10 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django.test.utils import CaptureQueriesContext, override_settings
 
-from django_pgqueue import Queue, message, services
+from django_pgqueue import Queue, message
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.services import declaring, notifying
+from django_pgqueue.services.beliefs import beliefs
 from tests.support import (
     DEADLINE,
     Session,
@@ -38,7 +40,7 @@ def heard(listener: psycopg.Connection, timeout: float) -> list[psycopg.Notify]:
 def listener(request: pytest.FixtureRequest):
     """A session that listens for the queue named as the test."""
     with second_session() as session:
-        session.execute(f'LISTEN "{services.channel(request.node.name)}"')
+        session.execute(f'LISTEN "{notifying.channel(request.node.name)}"')
         yield session
 
 
@@ -219,7 +221,7 @@ def test_a_failed_wake_up_does_not_silence_the_next(listener, request, monkeypat
     queue.declare()
     with override_settings(PGQUEUE={"NOTIFY_INTERVAL": 3600}), caplog.at_level(logging.WARNING):
         with monkeypatch.context() as patch:
-            patch.setattr(services.sql, "NOTIFY", "SELECT no_such_function(%(channel)s)")
+            patch.setattr(notifying, "NOTIFY", "SELECT no_such_function(%(channel)s)")
             queue.publish({"n": 1})
             with transaction.atomic():
                 queue.publish({"n": 2})
@@ -233,9 +235,9 @@ def test_no_error_after_the_commit_reaches_the_caller(monkeypatch, caplog):
     """The refresh's failure is logged, and the caller's own hooks still run."""
     queue = Queue("orders")
     queue.declare()
-    services.forget_declared()
+    beliefs.forget()
     ran = []
-    monkeypatch.setattr(services.sql, "REFRESH_QUEUE", "SELECT 1/0")
+    monkeypatch.setattr(declaring, "REFRESH_QUEUE", "SELECT 1/0")
     with transaction.atomic():
         queue.publish({"n": 1})
         transaction.on_commit(lambda: ran.append(True))
@@ -253,7 +255,7 @@ def test_a_connection_lost_after_the_commit_does_not_reach_the_caller(caplog):
         with connect() as admin:
             admin.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.connection.info.backend_pid])
 
-    services.forget_declared()
+    beliefs.forget()
     with transaction.atomic():
         transaction.on_commit(kill)
         queue.publish({"n": 1})
@@ -319,7 +321,7 @@ def test_sixteen_open_publishers_wait_for_no_lock(cache, monkeypatch):
     queue.declare()
     if cache == "stale":
         # As in sixteen processes: what one of them has seen fresh, the others have not.
-        monkeypatch.setattr(services, "_believed", lambda key: False)
+        monkeypatch.setattr(beliefs, "is_believed", lambda key: False)
         backdate("busy", 1800)
 
     with sessions(16) as publishers, lock_waits() as waits:
@@ -342,7 +344,7 @@ def test_publishers_in_autocommit_with_stale_caches_wait_for_no_lock():
     queue = Queue("busy")
     queue.declare()
     backdate("busy", 1800)
-    services.forget_declared()
+    beliefs.forget()
     with second_session() as holder, lock_waits() as waits, Session() as publisher, holder.transaction():
         holder.execute("SELECT FROM django_pgqueue_messagequeue WHERE name = 'busy' FOR NO KEY UPDATE")
         publisher.run(queue.publish, {"n": 1})

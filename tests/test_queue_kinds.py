@@ -6,7 +6,7 @@ import pytest
 from django.db import transaction
 
 from django_pgqueue import Queue, Reject, Topic
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.message import Message
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueEvent, TopicBinding
 from django_pgqueue.reaper import Reaped, Reaper

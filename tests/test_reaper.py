@@ -8,9 +8,11 @@ from django.core.management import call_command
 from django.db.models.functions import Now
 from django.test.utils import override_settings
 
-from django_pgqueue import Queue, reaper, services
+from django_pgqueue import Queue, reaper
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
 from django_pgqueue.reaper import Reaped, Reaper
+from django_pgqueue.services import declaring, reaping
+from django_pgqueue.services.beliefs import beliefs
 from tests.support import (
     DEADLINE,
     Session,
@@ -104,9 +106,9 @@ def test_a_queue_in_use_is_never_reaped():
     queue = Queue("tmp", auto_deleted=True)
     queue.publish({"n": 1})
     queue.ack(*queue.claim())
-    for use in (lambda: queue.publish({"n": 2}), lambda: services.touch(["tmp"], "default")):
+    for use in (lambda: queue.publish({"n": 2}), lambda: declaring.touch(["tmp"], "default")):
         backdate("tmp", 3700)
-        services._declared.clear()  # As DECLARE_TTL seconds later.
+        beliefs.declared.clear()  # As DECLARE_TTL seconds later.
         use()
         MessageQueueItem.objects.all().delete()
         assert age_of("tmp") < 5
@@ -130,7 +132,7 @@ def test_an_open_publisher_keeps_its_queue_and_nobody_waits(form):
         else:
             publisher.sql("INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) VALUES (%s, %s)", RAW)
         backdate("tmp", 9999)
-        assert services.idle_queues(3600, "default"), "an uncommitted message is not seen"
+        assert reaping.idle_queues(3600, "default"), "an uncommitted message is not seen"
         assert reap().queues == []
         publisher.commit()
     assert waits == []
@@ -149,8 +151,8 @@ def test_a_publisher_that_meets_an_open_reaper_heals_after_it(in_transaction, en
 
     with sessions(2) as (reaper, publisher):
         reaper.begin()
-        assert reaper.sql(services.sql.LOCK_IDLE_QUEUE, params)
-        assert reaper.sql(services.sql.DELETE_IDLE_QUEUE, params)
+        assert reaper.sql(reaping.LOCK_IDLE_QUEUE, params)
+        assert reaper.sql(reaping.DELETE_IDLE_QUEUE, params)
         if in_transaction:
             publisher.begin()
         publishing = publisher.start(queue.publish, {"n": 1})
@@ -168,7 +170,7 @@ def test_a_message_committed_between_the_reapers_look_and_its_delete_keeps_the_q
     queue = Queue("tmp", auto_deleted=True)
     queue.declare()
     backdate("tmp", 9999)
-    look = services.idle_queues
+    look = reaping.idle_queues
 
     def look_then_publish(*args):
         found = look(*args)
@@ -176,7 +178,7 @@ def test_a_message_committed_between_the_reapers_look_and_its_delete_keeps_the_q
             publisher.run(queue.publish, {"n": 1})
         return found
 
-    monkeypatch.setattr(services, "idle_queues", look_then_publish)
+    monkeypatch.setattr(reaping, "idle_queues", look_then_publish)
     assert reap().queues == []
     assert payloads("tmp") == [{"n": 1}]
     assert no_message_is_cut_loose()
@@ -193,8 +195,8 @@ def test_the_delete_sees_what_was_committed_while_the_lock_was_taken():
     queue.declare()
     backdate("tmp", 9999)
     params = {"name": "tmp", "idle_for": 3600}
-    waiting_lock = services.sql.LOCK_IDLE_QUEUE.replace("SKIP LOCKED", "")
-    assert waiting_lock != services.sql.LOCK_IDLE_QUEUE
+    waiting_lock = reaping.LOCK_IDLE_QUEUE.replace("SKIP LOCKED", "")
+    assert waiting_lock != reaping.LOCK_IDLE_QUEUE
 
     with sessions(2) as (publisher, reaper):
         publisher.begin()
@@ -204,7 +206,7 @@ def test_the_delete_sees_what_was_committed_while_the_lock_was_taken():
         wait_until(lambda: is_waiting(reaper.pid))
         publisher.commit()
         assert [name for name, *_ in locking.result(DEADLINE)] == ["tmp"], "the lock alone does not see the message"
-        assert reaper.sql(services.sql.DELETE_IDLE_QUEUE, params) == []
+        assert reaper.sql(reaping.DELETE_IDLE_QUEUE, params) == []
         reaper.commit()
     assert payloads("tmp") == [{"n": 1}]
     assert no_message_is_cut_loose()
@@ -218,10 +220,10 @@ def test_the_reaper_locks_before_it_looks_for_messages():
     params = {"name": "tmp", "idle_for": 3600}
     with sessions(2) as (reaper, publisher):
         reaper.begin()
-        assert reaper.sql(services.sql.LOCK_IDLE_QUEUE, params)
+        assert reaper.sql(reaping.LOCK_IDLE_QUEUE, params)
         publishing = publisher.start(queue.publish, {"n": 1})
         wait_until(lambda: is_waiting(publisher.pid), what="the publisher to wait for the reaper's lock")
-        assert reaper.sql(services.sql.DELETE_IDLE_QUEUE, params)
+        assert reaper.sql(reaping.DELETE_IDLE_QUEUE, params)
         reaper.commit()
         publishing.result(DEADLINE)
     assert payloads("tmp") == [{"n": 1}]
@@ -230,15 +232,15 @@ def test_the_reaper_locks_before_it_looks_for_messages():
 def test_a_queue_refreshed_after_the_look_stays(monkeypatch):
     """The idle time is tested again under the lock."""
     make_queue("tmp", idle=9999, auto_deleted=True)
-    look = services.idle_queues
+    look = reaping.idle_queues
 
     def look_then_touch(*args):
         found = look(*args)
         with Session() as other:
-            other.run(services.touch, ["tmp"], "default")
+            other.run(declaring.touch, ["tmp"], "default")
         return found
 
-    monkeypatch.setattr(services, "idle_queues", look_then_touch)
+    monkeypatch.setattr(reaping, "idle_queues", look_then_touch)
     assert reap().queues == []
     assert MessageQueue.objects.filter(name="tmp").exists()
 
@@ -249,7 +251,7 @@ def test_several_reapers_at_once_do_not_wait_for_each_other():
         make_queue(name, idle=9999, auto_deleted=True)
     with Session() as first, lock_waits() as waits:
         first.begin()
-        assert first.sql(services.sql.LOCK_IDLE_QUEUE, {"name": "one", "idle_for": 3600})
+        assert first.sql(reaping.LOCK_IDLE_QUEUE, {"name": "one", "idle_for": 3600})
         assert reap().queues == ["two"]
         first.rollback()
     assert waits == []

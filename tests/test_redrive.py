@@ -8,7 +8,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from django_pgqueue import Message, PayloadError, Queue, Reject, signals
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
 from tests.support import (

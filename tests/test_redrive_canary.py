@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from django_pgqueue import CanaryFailed, Message, Queue, Reject
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from tests.support import fetch, lock_waits, payloads, wait_until
 from tests.workers import consuming

@@ -20,14 +20,15 @@ from django.dispatch import Signal
 from django.test import override_settings
 
 import django_pgqueue
-from django_pgqueue import Message, Queue, Topic, TopicMessage, checks, conf, services, signals
+from django_pgqueue import Message, Queue, Topic, TopicMessage, checks, conf, signals
 from django_pgqueue.conf import SETTING_TYPES, Settings
-from django_pgqueue.consumer import Consumer
-from django_pgqueue.diagnosis import FINDINGS
-from django_pgqueue.health import Health
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.consumer.health import Health
 from django_pgqueue.models import MessageQueueItem, QueueConsumer
+from django_pgqueue.monitoring.diagnosis import FINDINGS
 from django_pgqueue.reaper import Reaper
-from django_pgqueue.services import QueueStats
+from django_pgqueue.services import notifying, session
+from django_pgqueue.services.counting import QueueStats
 from django_pgqueue.subscriptions import LiveMessages, Subscription
 from tests.reference import DOCS, PAGES, command_words, commands, made, settings, tables
 from tests.reference import signals as signals_page
@@ -442,7 +443,7 @@ def test_each_message_is_in_the_state_of_its_condition_and_in_no_other() -> None
     make_message("gone", lease=10)
     delete_queue("gone")
     seen: list[int] = []
-    now = services.now("default") + timedelta(0)
+    now = session.now("default") + timedelta(0)
     for state in tables.STATES:
         ids = sorted(message_id for (message_id,) in fetch(tables.query(state)))
         assert ids, state
@@ -465,7 +466,7 @@ def test_the_bare_insert_is_a_publish() -> None:
 def test_the_notification_of_the_page_wakes_a_consumer(settings: Any) -> None:
     """One that would look again in an hour."""
     settings.PGQUEUE = {"POLL_INTERVAL": 3600}
-    assert services.channel("orders") in tables.NOTIFY
+    assert notifying.channel("orders") in tables.NOTIFY
     queue, seen = Queue("orders"), []
     with consuming(Consumer([queue.make_handler(seen.append)])) as consumer:
         wait_until(lambda: consumer.condition().listening and consumer.condition().claim_age)

@@ -7,7 +7,7 @@ import pytest
 from psycopg import sql
 
 from django_pgqueue import Message, Queue, Reject
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from tests.support import connect, payloads, wait_until
 from tests.workers import consuming

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from django_pgqueue import Nack, Queue, Reject
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.backoff import backoff_delay, check_backoff
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.consumer.workers import FALLBACK_DELAY
 from django_pgqueue.models import MessageQueueItem
-from django_pgqueue.queues import backoff_delay, check_backoff
-from django_pgqueue.services import MAX_REASON_LENGTH
-from django_pgqueue.workers import FALLBACK_DELAY
+from django_pgqueue.services.dead_letters import MAX_REASON_LENGTH
 from tests.support import fetch, payloads
 
 EXACT = {"base": 1, "factor": 2, "max": 3600, "jitter": 0}

@@ -8,8 +8,9 @@ from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.test.utils import override_settings
 
-from django_pgqueue import checks, sql
+from django_pgqueue import checks
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from tests.statements import STATEMENTS
 from tests.support import fetch, make_queue
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -102,13 +103,10 @@ def test_the_migration_can_be_reversed_and_run_again():
     assert checks.check_foreign_key(None, ["default"]) == []
 
 
-STATEMENTS = [name for name in vars(sql) if name.isupper()]
-
-
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_no_statement_uses_a_clock_other_than_the_statements(name):
     """`now()` lags by the transaction's age; `clock_timestamp()` cannot be used with an index."""
-    statement = getattr(sql, name).lower()
+    statement = STATEMENTS[name].lower()
     assert "now()" not in statement and "clock_timestamp" not in statement and "current_timestamp" not in statement
 
 

@@ -9,7 +9,8 @@ from django.db.models.functions import Now
 
 from django_pgqueue import LeaseLost, Message, Queue, signals
 from django_pgqueue.models import MessageQueue, MessageQueueItem
-from django_pgqueue.services import MAX_REASON_LENGTH, release
+from django_pgqueue.services.dead_letters import MAX_REASON_LENGTH
+from django_pgqueue.services.settling import release
 from tests.support import Session, fetch, payloads, second_session, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -16,10 +16,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from django_pgqueue import Message, Queue, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Message, Queue
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import notifying
 from tests.support import (
     backdate,
     connect,
@@ -213,8 +214,8 @@ def test_notify_wakes_a_consumer_at_once(session: Session, name: str, settings: 
 @pytest.mark.parametrize("name", ["n" * 49, "λ" * 25])
 def test_longer_names_have_a_channel_that_sql_cannot_make(name: str) -> None:
     """From 49 bytes on."""
-    assert services.channel(name) != f"django_pgqueue:{name}"
-    assert services.channel(name[:-1]) == f"django_pgqueue:{name[:-1]}"
+    assert notifying.channel(name) != f"django_pgqueue:{name}"
+    assert notifying.channel(name[:-1]) == f"django_pgqueue:{name[:-1]}"
 
 
 # --- From a trigger ---

@@ -8,7 +8,7 @@ import pytest
 from psycopg._queries import MAX_CACHED_STATEMENT_LENGTH
 
 import django_pgqueue
-from django_pgqueue import sql
+from tests.statements import STATEMENTS
 
 PACKAGE = Path(django_pgqueue.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -16,17 +16,19 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 #: Methods that run a statement, and the position of the statement among its arguments.
 RUNNERS = {"execute": 0, "executemany": 0, "copy": 0, "stream": 0, "callproc": 0, "mogrify": 0, "raw": 0, "RunSQL": 0}
 #: Functions of the package that pass a statement on. Their callers are held to the same.
-PASSING_ON = {"_rows": 1, "_run": 1, "_run_often": 1, "fetch_ids": 1, "fetch_rows": 1, "_execute": 1}
+PASSING_ON = {"_rows": 1, "run": 1, "run_often": 1, "fetch_ids": 1, "fetch_rows": 1, "_execute": 1}
 
 
 def statement_in(call: ast.Call) -> ast.expr | None:
     """Return the argument that is a statement, if the call runs one."""
     # A plain `execute(…)` is what Django hands to a wrapper, with the statement that somebody runs.
-    position = (
-        RUNNERS.get(call.func.attr)
-        if isinstance(call.func, ast.Attribute)
-        else PASSING_ON.get(getattr(call.func, "id", ""))
-    )
+    function = call.func
+    if not isinstance(function, ast.Attribute):
+        position = PASSING_ON.get(getattr(function, "id", ""))
+    elif isinstance(function.value, ast.Name) and function.value.id == "session":
+        position = PASSING_ON.get(function.attr)
+    else:
+        position = RUNNERS.get(function.attr)
     return None if position is None or len(call.args) <= position else call.args[position]
 
 
@@ -49,8 +51,6 @@ def is_plain(node: ast.expr, parameters: set[str]) -> bool:
         return isinstance(node.value, str)
     if isinstance(node, ast.IfExp):
         return is_plain(node.body, parameters) and is_plain(node.orelse, parameters)
-    if isinstance(node, ast.Attribute):
-        return isinstance(node.value, ast.Name) and node.value.id == "sql" and node.attr.isupper()
     if isinstance(node, ast.Name):
         return node.id.isupper() or node.id in parameters
     return is_composition(node)
@@ -88,12 +88,15 @@ def test_what_is_run_is_a_statement_as_it_was_written(path):
 
 
 def test_the_statements_are_literals():
-    """Each constant of sql.py is one string, whole: it can be pasted into psql, and holds no value."""
-    tree = ast.parse((PACKAGE / "sql.py").read_text())
-    constants = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))]
-    assert len(constants) > 30
-    for node in constants:
-        assert isinstance(node.value, ast.Constant) and isinstance(node.value.value, str), ast.unparse(node)[:80]
+    """Each statement of services/ is one string, whole: it can be pasted into psql, and holds no value."""
+    found = 0
+    for path in (PACKAGE / "services").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
+            if f"{path.stem}.{name}" in STATEMENTS:
+                assert isinstance(node.value, ast.Constant) and isinstance(node.value.value, str), name
+                found += 1
+    assert found == len(STATEMENTS) > 80
 
 
 def test_a_constant_that_is_run_is_a_literal_wherever_it_stands():
@@ -124,21 +127,25 @@ NOT_PLAIN = [
     'cursor.execute(" ".join(parts))',
     "cursor.execute(statement)",
     "def run(statement): cursor.execute(statement)",
-    '_run(using, f"SELECT {x}")',
-    "_run(using, statement)",
+    'run(using, f"SELECT {x}")',
+    "run(using, statement)",
+    'session.run(using, f"SELECT {x}")',
+    "session.run_often(using, statement)",
     "cursor.execute(sql.SQL(x))",
     'cursor.execute(sql.SQL(f"SELECT {x}").format(y))',
     'Model.objects.raw("SELECT " + x)',
     'migrations.RunSQL("DROP TABLE %s" % x)',
-    'cursor.execute(sql.ACK if x else f"SELECT {x}")',
+    'cursor.execute(ACK if x else f"SELECT {x}")',
+    "cursor.execute(settling.ACK)",
 ]
 PLAIN = [
     'cursor.execute("SELECT 1")',
-    "cursor.execute(sql.ACK, params)",
+    "cursor.execute(ACK, params)",
+    "session.run(using, ACK)",
     "cursor.execute(TRIGGER)",
-    "cursor.execute(sql.ACK if x else sql.NACK)",
+    "cursor.execute(ACK if x else NACK)",
     'cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(x)))',
-    "def _run(using, statement): cursor.execute(statement)",
+    "def run(using, statement): cursor.execute(statement)",
     "execute(statement, params, many, context)",
 ]
 
@@ -156,8 +163,17 @@ def test_the_test_allows(code):
 
 
 @pytest.mark.parametrize(
-    "name", ["CLAIM", "ACK", "EXTEND", "PUBLISH", "PUBLISH_RELAXED", "PUBLISH_IF_QUEUE", "PUBLISH_MANY"]
+    "name",
+    [
+        "claiming.CLAIM",
+        "settling.ACK",
+        "settling.EXTEND",
+        "publishing.PUBLISH",
+        "publishing.PUBLISH_RELAXED",
+        "publishing.PUBLISH_IF_QUEUE",
+        "publishing.PUBLISH_MANY",
+    ],
 )
 def test_what_runs_for_each_message_is_short_enough_to_be_remembered(name):
     """Longer statements psycopg parses anew each time, for their placeholders: that costs more than running them."""
-    assert len(getattr(sql, name).encode()) <= MAX_CACHED_STATEMENT_LENGTH
+    assert len(STATEMENTS[name].encode()) <= MAX_CACHED_STATEMENT_LENGTH

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from django_pgqueue import Queue, Topic, TopicMessage, services, signals, subscriptions
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Queue, Topic, TopicMessage, signals, subscriptions
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.devdb import DevCluster
 from django_pgqueue.models import TopicBody
+from django_pgqueue.services import notifying
 from tests.subscriber import digest, hearing, subscribers
 from tests.support import connect, drop_connections, second_session, wait_until
 from tests.test_listener import listeners, terminate
@@ -182,7 +183,7 @@ def test_after_a_reconnect_it_is_told_that_messages_may_be_missing(lags: list[An
 def test_a_body_that_was_reaped_before_it_was_read_is_counted(lags: list[Any]) -> None:
     """It is lost for who was too late; the next one arrives."""
     with Topic("t").subscribe(print) as subscription, hearing(Topic("t")) as heard, second_session() as session:
-        session.execute("SELECT pg_notify(%s, '#4711')", [services.topic_channel("t")])
+        session.execute("SELECT pg_notify(%s, '#4711')", [notifying.topic_channel("t")])
         wait_until(lambda: lags == [("t", "expired", 1)] * 2)
         assert subscription.dropped == 1
         Topic("t").publish("x" * 10_000)
@@ -222,7 +223,7 @@ def test_b15_notifications_that_are_no_messages_do_no_harm(garbage: str, caplog:
         ((pid, *_),) = listeners()
         for number in range(3):
             Topic("t").publish(number)
-            session.execute("SELECT pg_notify(%s, %s)", [services.topic_channel("t"), garbage])
+            session.execute("SELECT pg_notify(%s, %s)", [notifying.topic_channel("t"), garbage])
         Topic("t").publish(3)
         wait_until(lambda: len(heard) == 4)
         assert heard == [0, 1, 2, 3]
@@ -239,7 +240,7 @@ def test_b15_what_is_no_message_may_stand_in_a_body_too(caplog: pytest.LogCaptur
     with hearing(Topic("t")) as heard, second_session() as session:
         for content in ("", "x", "[]", "[" * 100_000, '{"id": 1, "payload": 1, "headers": {}}'):
             body = TopicBody.objects.create(content=content, expires_at="2100-01-01T00:00:00Z")
-            session.execute("SELECT pg_notify(%s, %s)", [services.topic_channel("t"), f"#{body.pk}"])
+            session.execute("SELECT pg_notify(%s, %s)", [notifying.topic_channel("t"), f"#{body.pk}"])
         Topic("t").publish("good")
         wait_until(lambda: heard == ["good"])
     assert [record for record in caplog.records if record.levelname not in ("DEBUG", "INFO")] == []
@@ -291,7 +292,7 @@ def test_without_the_right_to_read_bodies_small_messages_still_arrive(lags: list
     with hearing(Topic("t")) as heard, connect() as admin:
         admin.execute("ALTER TABLE django_pgqueue_topicbody RENAME TO hidden")
         try:
-            admin.execute("SELECT pg_notify(%s, '#1')", [services.topic_channel("t")])
+            admin.execute("SELECT pg_notify(%s, '#1')", [notifying.topic_channel("t")])
             wait_until(lambda: lags == [("t", "disconnected", None)])
         finally:
             admin.execute("ALTER TABLE hidden RENAME TO django_pgqueue_topicbody")

@@ -11,10 +11,12 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
 
-from django_pgqueue import Queue, Topic, TopicMessage, listener, services
+from django_pgqueue import Queue, Topic, TopicMessage
 from django_pgqueue.conf import settings as pgqueue
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import TopicBody
+from django_pgqueue.runtime import listener
+from django_pgqueue.services import notifying
 from tests.subscriber import digest, hearing, subscribers
 from tests.support import connect, fetch, second_session, wait_until
 from tests.test_listener import listeners
@@ -52,7 +54,7 @@ def notifications(session: Any, count: int) -> list[str]:
 def test_the_limit_is_measured_in_bytes_of_the_whole_notification(character: str) -> None:
     """7,999 bytes travel in the notification; from 8,000 on the body is stored once and told by its id."""
     with hearing(Topic("t")) as heard, second_session() as session:
-        session.execute(f'LISTEN "{services.topic_channel("t")}"')
+        session.execute(f'LISTEN "{notifying.topic_channel("t")}"')
         sizes = [7_900, 7_998, 7_999, 8_000, 8_001, 8_100]
         texts = [text_of(size, character) for size in sizes]
         for text in texts:
@@ -72,7 +74,7 @@ def test_b06_every_size_around_the_limit_arrives() -> None:
     sent = [text_of(size, "x") for size in range(7_900, 8_101, 10)] + ["😀" * 2_500]
     got: list[TopicMessage] = []
     with topic.subscribe(got.append), second_session() as session:
-        session.execute(f'LISTEN "{services.topic_channel(topic.name)}"')
+        session.execute(f'LISTEN "{notifying.topic_channel(topic.name)}"')
         for text in sent:
             topic.publish(text)
         for size in range(1, 200, 20):

@@ -12,11 +12,12 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_pgqueue import PayloadError, Queue, task_compat, task_queues
+from django_pgqueue import PayloadError, Queue
 from django_pgqueue.exceptions import PayloadTooLarge
 from django_pgqueue.models import MessageQueue, MessageQueueItem, TaskRun
 from django_pgqueue.reaper import Reaper
-from django_pgqueue.task_compat import (
+from django_pgqueue.task_backend import compat, queues
+from django_pgqueue.task_backend.compat import (
     InvalidTask,
     TaskResultDoesNotExist,
     TaskResultStatus,
@@ -407,7 +408,7 @@ def test_a_django_without_tasks_is_told_what_to_install(monkeypatch):
     """On 5.2 without the backport."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"Django 6.0 or newer, .* pip install django-pg-messagequeue\[tasks\]"):
-        exec(Path(task_compat.__file__).read_text(), {"__name__": "compat"})
+        exec(Path(compat.__file__).read_text(), {"__name__": "compat"})
 
 
 def test_only_who_uses_the_backend_needs_tasks(monkeypatch, settings):
@@ -416,7 +417,7 @@ def test_only_who_uses_the_backend_needs_tasks(monkeypatch, settings):
     monkeypatch.delitem(sys.modules, "django_pgqueue.task_backend")
     monkeypatch.delattr("django_pgqueue.task_backend")
     settings.TASKS = {"default": {"BACKEND": "another.Backend"}}
-    assert task_queues.task_handlers() == {} and task_queues.make_queues("default") == []
+    assert queues.task_handlers() == {} and queues.make_queues("default") == []
     settings.TASKS = tasks_setting()
     with pytest.raises(ImportError):
-        task_queues.task_handlers()
+        queues.task_handlers()

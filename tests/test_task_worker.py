@@ -9,12 +9,14 @@ from django.core.management import call_command
 from django.db import connections
 from django.test import TestCase, override_settings
 
-from django_pgqueue import Queue, lanes, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Queue
+from django_pgqueue.consumer import handler as handler_module
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem, TaskRun
 from django_pgqueue.reaper import Reaper
-from django_pgqueue.task_compat import TaskResultStatus, task_backends, task_finished, task_started
-from django_pgqueue.task_queues import task_handlers
+from django_pgqueue.services import tasks as tasks_services
+from django_pgqueue.task_backend.compat import TaskResultStatus, task_backends, task_finished, task_started
+from django_pgqueue.task_backend.queues import task_handlers
 from django_pgqueue.testing import drain, immediate
 from tests.support import second_session, wait_until
 from tests.taskrun import run_tasks, tasks_setting
@@ -274,9 +276,9 @@ def test_a_lost_lease_ends_the_attempt_silently(told):
     (handler,) = task_handlers(["default"]).values()
     attempt = handler.function(message)
     MessageQueueItem.objects.update(lease_token="00000000-0000-0000-0000-000000000000")
-    assert attempt.settle(lanes.ACK) == lanes.LOST
+    assert attempt.settle(handler_module.ACK) == handler_module.LOST
     attempt.error = ValueError()
-    assert attempt.settle(lanes.Outcome("nack", "failed")) == lanes.LOST
+    assert attempt.settle(handler_module.Outcome("nack", "failed")) == handler_module.LOST
     assert handler.function(message) is None
     assert MessageQueueItem.objects.count() == 1 and TaskRun.objects.get().status == "RUNNING"
     assert [word for word, *_ in told] == ["started"]
@@ -301,11 +303,11 @@ def test_a_statement_that_is_sent_twice_changes_nothing():
     result = tasks.add.enqueue(1)
     (message,) = Queue("default").claim()
     headers = message.headers
-    run = services.TaskRun(message, headers["task"], "default", headers["key"], None, None)
-    assert services.start_run(run, "default") and services.start_run(run, "default")
+    run = tasks_services.TaskRun(message, headers["task"], "default", headers["key"], None, None)
+    assert tasks_services.start_run(run, "default") and tasks_services.start_run(run, "default")
     assert len(json.loads(run.worker_ids)) == 1
-    first = services.finish_run(run, "3", "default")
-    assert first is not None and services.finish_run(run, "3", "default") == first
+    first = tasks_services.finish_run(run, "3", "default")
+    assert first is not None and tasks_services.finish_run(run, "3", "default") == first
     assert known(result).return_value == 3
 
 
@@ -316,7 +318,7 @@ def test_a_result_is_kept_though_the_start_was_lost():
     (handler,) = task_handlers(["default"]).values()
     attempt = handler.function(message)
     TaskRun.objects.all().delete()
-    attempt.settle(lanes.ACK)
+    attempt.settle(handler_module.ACK)
     assert (known(result).status, known(result).return_value, known(result).attempts) == (SUCCESSFUL, 1, 1)
 
 
@@ -329,7 +331,7 @@ def test_while_the_database_is_away_a_finished_task_waits():
     with second_session() as other:
         pid = connections["default"].connection.info.backend_pid
         other.execute("SELECT pg_terminate_backend(%s)", [pid])
-    assert attempt.settle(lanes.ACK).verb == "settled"
+    assert attempt.settle(handler_module.ACK).verb == "settled"
     assert known(result).status == SUCCESSFUL
 
 
@@ -341,7 +343,7 @@ def test_a_finished_status_and_the_ack_are_one():
     attempt = handler.function(message)
     attempt.returned = '"not JSON'
     with pytest.raises(Exception, match="json"):
-        attempt.settle(lanes.ACK)
+        attempt.settle(handler_module.ACK)
     assert MessageQueueItem.objects.get().lease_token == message.token
 
 

@@ -17,9 +17,10 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
 
-from django_pgqueue import Message, Nack, PayloadError, Queue, QueueNotFound, Reject, Topic, telemetry, tracing
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Message, Nack, PayloadError, Queue, QueueNotFound, Reject, Topic, instrumentation
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.monitoring import opentelemetry
 from tests.spans import Told, attributes_of, id_of, links_of, telling
 from tests.support import connect, delete_queue, run_async, wait_until
 from tests.workers import consuming, drain, environment, worker
@@ -160,14 +161,14 @@ def test_a_claim_by_hand(told: Told) -> None:
     many, one = map(id_of, told.spans("publish orders"))
     assert links_of(claimed) == [many, many, one]
     assert claimed.start_time and claimed.end_time and claimed.start_time < claimed.end_time
-    with told.tracer.start_as_current_span("handle", links=telemetry.links_to(*messages)):
+    with told.tracer.start_as_current_span("handle", links=opentelemetry.links_to(*messages)):
         queue.ack(*messages)
     assert links_of(told.span("handle")) == [many, many, one]
 
 
 def test_a_claim_has_a_bounded_number_of_links(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so has a batch."""
-    monkeypatch.setattr(telemetry, "MOST_LINKS", 4)
+    monkeypatch.setattr(opentelemetry, "MOST_LINKS", 4)
     queue = Queue("orders")
     queue.publish_many(range(9))
     handle(queue, lambda messages: None, 9, batch=9)
@@ -208,7 +209,7 @@ def test_an_exception_of_a_whole_batch_is_recorded_once(told: Told) -> None:
     assert len(processed.events) == 1 and attributes_of(processed)["pgqueue.outcome"] == "nack"
     queue.publish_many(range(20))
     handle(queue, lambda messages: {message.id: ValueError(message.id) for message in messages}, 20, batch=20)
-    assert len(told.spans("process orders")[1].events) == telemetry.MOST_EXCEPTIONS
+    assert len(told.spans("process orders")[1].events) == opentelemetry.MOST_EXCEPTIONS
 
 
 def test_async_handlers_that_run_at_once_have_their_own_spans(told: Told) -> None:
@@ -436,7 +437,7 @@ def test_a_propagator_that_raises_fails_nothing(
 ) -> None:
     """Messages go without a context, and come without links; their spans are well, and it is logged once."""
     monkeypatch.setattr(propagate, "get_global_textmap", Raising)
-    monkeypatch.setattr("django_pgqueue.tracing._told", set())
+    monkeypatch.setattr("django_pgqueue.instrumentation._told", set())
     queue = Queue("orders")
     queue.publish(1, headers={"a": 1})
     assert MessageQueueItem.objects.get().headers == {"a": 1}
@@ -517,10 +518,10 @@ def test_a_heal_is_an_event_of_the_publish(told: Told) -> None:
 
 def test_what_is_raised_outside_of_a_handler_is_nobody_s() -> None:
     """A handling that ended gets no more, and what is in it is let go."""
-    handling, error = tracing.Handling([]), ValueError()
-    with tracing.handling(tracing.Target("orders", "default"), handling):
-        tracing.failed(1, error)
-    tracing.failed(2, error)
+    handling, error = instrumentation.Handling([]), ValueError()
+    with instrumentation.handling(instrumentation.Target("orders", "default"), handling):
+        instrumentation.failed(1, error)
+    instrumentation.failed(2, error)
     assert handling.errors == {1: error}
 
 
@@ -529,7 +530,7 @@ def test_without_it_headers_are_as_given() -> None:
     queue = Queue("orders")
     queue.publish(1)
     with telling() as told:
-        telemetry.install()
+        opentelemetry.install()
         queue.publish(2)
         assert len(told.names()) == 1, "installed twice"
     queue.publish(3, headers={"a": 1})
@@ -594,8 +595,8 @@ def test_an_instrument_that_raises_changes_nothing(
 ) -> None:
     """Messages are published, claimed and handled, errors are theirs; it is logged, once at each place."""
     failing = Failing(at_end)
-    monkeypatch.setattr("django_pgqueue.tracing.instrument", failing)
-    monkeypatch.setattr("django_pgqueue.tracing._told", set())
+    monkeypatch.setattr("django_pgqueue.instrumentation.instrument", failing)
+    monkeypatch.setattr("django_pgqueue.instrumentation._told", set())
     queue = Queue("orders", max_deliveries=2, backoff=QUICK)
     ids = [queue.publish(1), *queue.publish_many([2, 3])]
     assert len(ids) == 3 and Topic("prices").publish(1) == []
@@ -637,7 +638,7 @@ class BadProcessor:
 
 def test_a_processor_that_raises_changes_nothing(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start of a span or at its end."""
-    monkeypatch.setattr("django_pgqueue.tracing._told", set())
+    monkeypatch.setattr("django_pgqueue.instrumentation._told", set())
     bad: Any = BadProcessor()
     told.traces.add_span_processor(bad)
     queue = Queue("orders")
@@ -666,6 +667,6 @@ def test_consuming_goes_on_while_it_is_switched(told: Told) -> None:
         for number in range(20):
             queue.publish(number)
             if number == 10:
-                telemetry.uninstall()
+                opentelemetry.uninstall()
         wait_until(lambda: len(seen) == 20)
     assert 0 < len(told.spans("publish orders")) <= 11

@@ -12,10 +12,13 @@ from django.db import transaction
 from django.db.models.functions import Now
 from django.db.utils import OperationalError
 
-from django_pgqueue import Message, Queue, QueueNotFound, Topic, measures, services, telemetry
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Message, Queue, QueueNotFound, Topic
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.monitoring import gauges as gauges_module
+from django_pgqueue.monitoring import opentelemetry
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import counting as counting_services
 from tests.spans import Told, telling
 from tests.support import delete_queue, make_message, make_queue, wait_until
 from tests.test_metrics import exported
@@ -30,10 +33,10 @@ OPERATIONS, PROCESSING = "messaging.client.operation.duration", "messaging.proce
 
 @pytest.fixture
 def told() -> Iterator[Told]:
-    measures._names.clear()
+    gauges_module._names.clear()
     with telling(gauges=True) as told:
         yield told
-    measures._names.clear()
+    gauges_module._names.clear()
 
 
 # --- What is measured as it happens ---
@@ -66,7 +69,7 @@ def test_durations_are_those_of_the_spans(told: Told) -> None:
         found = told.span(span)
         assert found.start_time and found.end_time
         assert point.sum == pytest.approx((found.end_time - found.start_time) / 1e9, abs=0.005)
-        assert tuple(point.explicit_bounds) == telemetry.DURATIONS
+        assert tuple(point.explicit_bounds) == opentelemetry.DURATIONS
 
 
 def test_failures_have_a_type(told: Told) -> None:
@@ -122,7 +125,7 @@ def test_the_wait_is_until_the_handler_starts(told: Told) -> None:
     queue.publish_many(range(3))
     Consumer([queue.make_handler(lambda message: time.sleep(0.2))], drain=True).run()
     ((_, point),) = told.points(WAIT)
-    assert tuple(point.explicit_bounds) == telemetry.WAITS
+    assert tuple(point.explicit_bounds) == opentelemetry.WAITS
     assert point.count == 3 and 0.6 <= point.sum < 5 and point.max >= 0.4 > point.min
 
 
@@ -161,7 +164,7 @@ def test_gauges_are_what_the_tables_hold(told: Told) -> None:
     values = {
         (name, *sorted((point.attributes or {}).values())): point.value
         for name, metric in found.items()
-        if name.removeprefix(telemetry.PREFIX) in {gauge.name for gauge in measures.GAUGES}
+        if name.removeprefix(opentelemetry.PREFIX) in {gauge.name for gauge in gauges_module.GAUGES}
         for point in metric.data.data_points
     }
     assert values["pgqueue.up",] == 1
@@ -174,13 +177,13 @@ def test_gauges_are_what_the_tables_hold(told: Told) -> None:
 def test_one_collection_reads_the_tables_once(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the next one anew."""
     readings: list[int] = []
-    depths = services.depths
+    depths = counting_services.depths
 
     def counting(most: int, using: str) -> Any:
         readings.append(most)
         return depths(most, using)
 
-    monkeypatch.setattr(services, "depths", counting)
+    monkeypatch.setattr(counting_services, "depths", counting)
     make_queue("orders")
     for number in range(1, 4):
         make_message("orders")
@@ -196,7 +199,7 @@ def test_a_database_that_does_not_answer_is_a_value(told: Told, monkeypatch: pyt
         asked.append(1)
         raise OperationalError("away")
 
-    monkeypatch.setattr(services, "depths", fail)
+    monkeypatch.setattr(counting_services, "depths", fail)
     assert told.value("pgqueue.up") == 0
     assert asked == [1] and not told.points("pgqueue.messages")
 
@@ -208,19 +211,19 @@ def test_a_process_reads_no_tables_unless_it_is_told_to() -> None:
         assert not [name for name in told.metrics() if name == "pgqueue.messages"]
     with telling(gauges=True) as told:
         assert told.points("pgqueue.messages")
-        telemetry.uninstall()
+        opentelemetry.uninstall()
         assert not told.points("pgqueue.messages")
 
 
 def test_names_without_end_are_one(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """Standing queues beyond so many, and all that are auto-deleted."""
-    monkeypatch.setattr(measures, "MOST_NAMES", 2)
+    monkeypatch.setattr(gauges_module, "MOST_NAMES", 2)
     for number in range(5):
         Queue(f"q{number}").publish(1)
     for number in range(5):
         Queue(f"reply {number}", auto_deleted=True).publish(1)
-    assert told.value(SENT, messaging_destination_name=measures.OTHERS) == 3
-    assert told.value(SENT, messaging_destination_template=measures.AUTO_DELETED) == 5
+    assert told.value(SENT, messaging_destination_name=gauges_module.OTHERS) == 3
+    assert told.value(SENT, messaging_destination_template=gauges_module.AUTO_DELETED) == 5
     assert len(told.points(SENT)) == 4
     assert {name for name in told.names() if "reply" in name} == set()
 
@@ -230,11 +233,13 @@ def test_names_without_end_are_one(told: Told, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_instruments_have_prometheus_s_names_when_an_exporter_translates_them(told: Told) -> None:
     """So that one set of alerts and dashboards does for both."""
-    counts = {f"{count.name}_total" for count in measures.COUNTS.values()}
-    gauges = {f"{gauge.name}_seconds" if gauge.unit == "s" else gauge.name for gauge in measures.GAUGES}
+    counts = {f"{count.name}_total" for count in gauges_module.COUNTS.values()}
+    gauges = {f"{gauge.name}_seconds" if gauge.unit == "s" else gauge.name for gauge in gauges_module.GAUGES}
     assert {f"pgqueue_{name}" for name in counts | gauges} == exported()
     # An exporter appends other units than seconds, but for those in braces.
-    assert {gauge.unit[:1] for gauge in measures.GAUGES} | {count.unit[0] for count in measures.COUNTS.values()} <= {
+    assert {gauge.unit[:1] for gauge in gauges_module.GAUGES} | {
+        count.unit[0] for count in gauges_module.COUNTS.values()
+    } <= {
         "",
         "s",
         "{",
@@ -250,9 +255,9 @@ def created() -> set[str]:
             return lambda name, *arguments, **options: names.add(name)
 
     meter: Any = Noting()
-    owner = telemetry.Telemetry(meter, meter)
-    for gauge in measures.GAUGES:
-        telemetry._create_gauge(meter, gauge, telemetry.Readings("default"), owner)
+    owner = opentelemetry.Telemetry(meter, meter)
+    for gauge in gauges_module.GAUGES:
+        opentelemetry._create_gauge(meter, gauge, opentelemetry.Readings("default"), owner)
     return names
 
 
@@ -267,10 +272,10 @@ def test_the_page_lists_all_spans_and_attributes_and_no_other() -> None:
     """As the code names them."""
     text = PAGE.read_text()
     spans = text[text.index("## Spans") : text.index("## Attributes")]
-    assert re.findall(r"^\| `(\w+) ", spans, re.MULTILINE) == list(telemetry.TYPES)
+    assert re.findall(r"^\| `(\w+) ", spans, re.MULTILINE) == list(opentelemetry.TYPES)
     names = {
         value
-        for value in vars(telemetry).values()
+        for value in vars(opentelemetry).values()
         if isinstance(value, str) and re.fullmatch(r"(messaging|server|error|pgqueue)(\.[a-z_]+)+", value)
     }
     attributes = text[text.index("## Attributes") : text.index("## Instruments")]

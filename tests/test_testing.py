@@ -9,10 +9,12 @@ from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
-from django_pgqueue import LeaseLost, Message, Nack, Queue, QueueNotFound, Reject, Topic, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import LeaseLost, Message, Nack, Queue, QueueNotFound, Reject, Topic
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import consumers, notifying
+from django_pgqueue.services.beliefs import beliefs
 from django_pgqueue.testing import (
     ANYTHING,
     Published,
@@ -640,7 +642,7 @@ def test_queues_fall_idle_owners_are_missed_tombstones_are_forgotten(kind):
     """All that counts time in a row."""
     idle = Queue("idle", auto_deleted=True)
     idle.declare()
-    services.beat(Consumer([idle.make_handler(print)]).id, "host", 1, ["idle"], "default")
+    consumers.beat(Consumer([idle.make_handler(print)]).id, "host", 1, ["idle"], "default")
     advance(3599)
     assert Reaper("default").run_once().queues == []
     assert age_of("idle") > 3598
@@ -710,8 +712,8 @@ def test_a_lost_wake_up_is_told_and_not_sent(orders):
     """The message is there all the same."""
     topic = Topic("prices")
     with second_session() as listener:
-        listener.execute(f'LISTEN "{services.channel("orders")}"')
-        listener.execute(f'LISTEN "{services.topic_channel("prices")}"')
+        listener.execute(f'LISTEN "{notifying.channel("orders")}"')
+        listener.execute(f'LISTEN "{notifying.topic_channel("prices")}"')
         with lose_notifications() as lost:
             orders.publish(1)
             topic.publish(2)
@@ -808,9 +810,9 @@ class FirstTests(TestCase):
         with self.captureOnCommitCallbacks(execute=True):
             queue.publish(1)
         self.assertEqual([each.payload for each in published(queue)], [1])
-        self.assertFalse([key for key in services._declared if key[2] == "rolled back"])
-        self.assertFalse([key for key in services._known if key[2] == "rolled back"])
-        self.assertFalse([key for key in services._notified if key[2] == "rolled back"])
+        self.assertFalse([key for key in beliefs.declared if key[2] == "rolled back"])
+        self.assertFalse([key for key in beliefs.known if key[2] == "rolled back"])
+        self.assertFalse([key for key in beliefs.notified if key[2] == "rolled back"])
 
 
 @committed

@@ -8,8 +8,9 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
-from django_pgqueue import Queue, Topic, sql
+from django_pgqueue import Queue, Topic
 from django_pgqueue.models import MessageQueue, TopicBinding
+from django_pgqueue.services import reaping
 from tests.support import Session, connect, is_waiting, make_queue, payloads, second_session, wait_until
 
 pytestmark = pytest.mark.django_db
@@ -137,7 +138,7 @@ def test_a_queue_that_is_just_reaped_is_waited_for(admin_client: Client) -> None
     make_queue("q", idle=7200, auto_deleted=True)
     with second_session() as reaper, Session() as staff:
         with reaper.transaction():
-            assert reaper.execute(sql.LOCK_IDLE_QUEUE, {"name": "q", "idle_for": 3600}).fetchone()
+            assert reaper.execute(reaping.LOCK_IDLE_QUEUE, {"name": "q", "idle_for": 3600}).fetchone()
             bound = staff.start(admin_client.post, reverse(ADD), VALID)
             wait_until(lambda: is_waiting(staff.pid))
             with connect() as other:

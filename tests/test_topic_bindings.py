@@ -10,10 +10,11 @@ from django.core.management import call_command
 from django.db import DatabaseError, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_pgqueue import Queue, QueueNotFound, Topic, services, sql
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Queue, QueueNotFound, Topic
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer, TopicBinding
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import reaping, topics
 from tests.support import (
     Session,
     backdate,
@@ -114,7 +115,7 @@ def test_a_binding_that_cannot_be_written_is_no_secret(exists: bool) -> None:
 def test_a_queue_that_is_not_there_cannot_be_bound() -> None:
     """It vanished after it was declared: that is told, and no binding is left that leads nowhere."""
     with pytest.raises(QueueNotFound):
-        services.bind("t", "missing", None, "default")
+        topics.bind("t", "missing", None, "default")
     assert bindings() == []
 
 
@@ -325,11 +326,11 @@ def test_a_publisher_that_comes_while_a_queue_is_reaped_leaves_it_out(settings: 
     idle = {"name": "q", "idle_for": 100}
     with second_session() as reaper, Session() as publisher:
         with reaper.transaction():
-            assert reaper.execute(sql.LOCK_IDLE_QUEUE, idle).fetchone()
-            assert reaper.execute(sql.LOCK_BINDINGS, idle).fetchone() == (True,)
+            assert reaper.execute(reaping.LOCK_IDLE_QUEUE, idle).fetchone()
+            assert reaper.execute(reaping.LOCK_BINDINGS, idle).fetchone() == (True,)
             published = publisher.start(publish, 1)
             wait_until(lambda: is_waiting(publisher.pid))
-            assert reaper.execute(sql.DELETE_IDLE_QUEUE, idle).fetchone()
+            assert reaper.execute(reaping.DELETE_IDLE_QUEUE, idle).fetchone()
         assert len(published.result(10)) == 1
     assert payloads("other") == [1]
     assert not MessageQueueItem.objects.orphaned().exists()
@@ -342,10 +343,10 @@ def test_the_reaper_gives_way_to_a_publisher_that_waits_for_it() -> None:
     idle = {"name": "q", "idle_for": 100}
     with second_session() as reaper, Session() as publisher:
         with reaper.transaction():
-            assert reaper.execute(sql.LOCK_IDLE_QUEUE, idle).fetchone()
+            assert reaper.execute(reaping.LOCK_IDLE_QUEUE, idle).fetchone()
             published = publisher.start(publish, 1)
             wait_until(lambda: is_waiting(publisher.pid))
-            assert reaper.execute(sql.LOCK_BINDINGS, idle).fetchone() == (False,)
+            assert reaper.execute(reaping.LOCK_BINDINGS, idle).fetchone() == (False,)
         assert len(published.result(10)) == 1
     assert payloads("q") == [1]
 
@@ -374,12 +375,12 @@ def test_a_binding_that_comes_while_a_queue_is_reaped_waits_for_it() -> None:
     idle = {"name": "q", "idle_for": HOUR}
     with second_session() as reaper, sessions(2) as (declaring, binding):
         with reaper.transaction():
-            assert reaper.execute(sql.LOCK_IDLE_QUEUE, idle).fetchone()
-            assert reaper.execute(sql.LOCK_BINDINGS, idle).fetchone() == (True,)
+            assert reaper.execute(reaping.LOCK_IDLE_QUEUE, idle).fetchone()
+            assert reaper.execute(reaping.LOCK_BINDINGS, idle).fetchone() == (True,)
             bound_again = declaring.start(Topic("t").bind, queue)
-            alone = binding.start(services.bind, "t2", "q", None, "default")
+            alone = binding.start(topics.bind, "t2", "q", None, "default")
             wait_until(lambda: is_waiting(declaring.pid) and is_waiting(binding.pid))
-            assert reaper.execute(sql.DELETE_IDLE_QUEUE, idle).fetchone()
+            assert reaper.execute(reaping.DELETE_IDLE_QUEUE, idle).fetchone()
         bound_again.result(10)
         # Whether the queue was there again already is a matter of luck; no binding without a queue is left.
         if alone.exception(10) is None:

@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from django_pgqueue import InvalidQueueName, PayloadError, Queue, Topic
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem, TopicBinding, TopicBody
 from django_pgqueue.reaper import Reaper
 from tests.subscriber import hearing
@@ -265,7 +265,7 @@ def test_a_notification_that_fails_does_not_fail_the_publish(
     """The copies are committed by then; it is logged."""
     bound("q")
     # Too long for the server: it refuses the notification.
-    monkeypatch.setattr("django_pgqueue.services.topic_channel", lambda topic: "c" * 64)
+    monkeypatch.setattr("django_pgqueue.services.notifying.topic_channel", lambda topic: "c" * 64)
     assert Topic("t").publish(1)
     with transaction.atomic():
         Topic("t").publish(2)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 from django.db import connections
 
 from django_pgqueue import Queue
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import QueueConsumer
 from django_pgqueue.reaper import Reaper
 from tests.support import DEADLINE, wait_until

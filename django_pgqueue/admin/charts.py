@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from django_pgqueue.figures import MINUTES, Numbers, told_minutes
+from django_pgqueue.monitoring.queue_numbers import MINUTES, Numbers, told_minutes
 
 WIDTH, HEIGHT = 90, 24
 BAR = WIDTH / MINUTES

@@ -17,11 +17,11 @@ from django.urls import path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from django_pgqueue import services
 from django_pgqueue.admin.base import ReadOnlyAdmin, may_operate
 from django_pgqueue.admin.keyset import Key, Order
 from django_pgqueue.conf import database_alias
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
+from django_pgqueue.services import session, settling
 
 # A list that takes longer than so many milliseconds is given up, and says so.
 PATIENCE = 2_000
@@ -165,7 +165,7 @@ class MessageChangeList(ChangeList):
                 cursor.execute("SELECT set_config('statement_timeout', %s, true)", [f"{PATIENCE}ms"])
             # One more than is shown tells whether there are more.
             found = order.rows(self.queryset, key, self.list_per_page + 1)
-            now = services.now(using)
+            now = session.now(using)
         rows = found[: self.list_per_page]
         for row in rows:
             row.now = now
@@ -244,7 +244,7 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def state(self, row: Any) -> str:
-        return str(row.state(row.now if hasattr(row, "now") else services.now(database_alias())))
+        return str(row.state(row.now if hasattr(row, "now") else session.now(database_alias())))
 
     @admin.display(description="queue")
     def queue_name(self, row: MessageQueueItem) -> str:
@@ -317,7 +317,7 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
         row = self.get_object(request, unquote(object_id))
         if row is None:
             raise Http404
-        if row.lease_token is not None and services.release_lease(row.pk, row.lease_token, database_alias()):
+        if row.lease_token is not None and settling.release_lease(row.pk, row.lease_token, database_alias()):
             self.log_change(request, row, "Lease released.")
             self.message_user(request, "The lease was released: the message is ready.", messages.SUCCESS)
         else:

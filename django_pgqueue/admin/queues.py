@@ -16,17 +16,17 @@ from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 
-from django_pgqueue import services
 from django_pgqueue.admin.base import ReadOnlyAdmin, may_operate
 from django_pgqueue.admin.charts import chart
 from django_pgqueue.admin.operations import OPERATIONS, REFUSALS, Operation
 from django_pgqueue.conf import database_alias
-from django_pgqueue.diagnosis import Limits
 from django_pgqueue.durations import NONE, duration
-from django_pgqueue.figures import Numbers, Rate, at_least, is_cut, numbers_of
 from django_pgqueue.models import MessageQueue, QueueConsumer
+from django_pgqueue.monitoring.diagnosis import Limits
+from django_pgqueue.monitoring.queue_numbers import Numbers, Rate, at_least, is_cut, numbers_of
 from django_pgqueue.queues import queue_named
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import reaping, session
 
 # What a queue that was made again was gone for.
 HEALS = ("revived", "vanished")
@@ -39,7 +39,7 @@ class QueueChangeList(ChangeList):
         super().get_results(request)
         rows: list[Any] = list(self.result_list)
         numbers = numbers_of([row.name for row in rows], database_alias())
-        now = services.now(database_alias())
+        now = session.now(database_alias())
         for row in rows:
             row.numbers, row.now = numbers[row.name], now
         self.result_list = rows
@@ -169,7 +169,7 @@ class MessageQueueAdmin(ReadOnlyAdmin):
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        age = services.last_run_age(database_alias())
+        age = reaping.last_run_age(database_alias())
         context = {
             "may_operate": may_operate(request),
             "reaper": "The reaper has never run." if age is None else f"The reaper ran {duration(age)} ago.",
@@ -181,7 +181,7 @@ class MessageQueueAdmin(ReadOnlyAdmin):
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         row = context["original"]
         using = database_alias()
-        row.numbers, row.now = numbers_of([row.name], using)[row.name], services.now(using)
+        row.numbers, row.now = numbers_of([row.name], using)[row.name], session.now(using)
         items = reverse("admin:django_pgqueue_messagequeueitem_changelist")
         consumers = QueueConsumer.objects.using(using).filter(queues__contains=[row.name])
         context |= {

@@ -14,11 +14,11 @@ from django.db import models, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
-from django_pgqueue import services
 from django_pgqueue.exceptions import LeaseLost
 from django_pgqueue.message import Message
 from django_pgqueue.models import MessageQueueItem, QueueMinute
 from django_pgqueue.queues import Seconds
+from django_pgqueue.services.beliefs import beliefs
 from django_pgqueue.testing.names import alias_of
 from django_pgqueue.validation import check_seconds
 
@@ -51,7 +51,7 @@ def advance(seconds: Seconds, *, using: str | None = None) -> None:
                 waiting.update(read_after=F("read_after") - step)
             if names and model is not QueueMinute:
                 model._default_manager.using(alias).update(**{name: F(name) - step for name in names})
-    services.age_beliefs(seconds)
+    beliefs.age(seconds)
 
 
 def lapse_lease(message: Message, *, using: str | None = None) -> None:

@@ -11,19 +11,20 @@ from unittest import mock
 
 from django.db.models.functions import Now
 
-from django_pgqueue import services, signals
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import signals
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.consumer.handler import OWN_ACK, Attempt, Handler
+from django_pgqueue.consumer.workers import call, errors_in
 from django_pgqueue.exceptions import Nack, Reject
-from django_pgqueue.lanes import OWN_ACK, Attempt, Handler
 from django_pgqueue.message import Message
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.queues import Queue
-from django_pgqueue.task_queues import handlers_of
+from django_pgqueue.services import dead_letters, session
+from django_pgqueue.task_backend.queues import handlers_of
 from django_pgqueue.testing.clock import PARKED, advance
 from django_pgqueue.testing.journal import observed
 from django_pgqueue.testing.names import alias_of, name_of
 from django_pgqueue.validation import check_count
-from django_pgqueue.workers import call, errors_in
 
 Queues = Queue | str | Sequence[Queue | str] | None
 
@@ -134,7 +135,7 @@ def watching(handlers: Sequence[Handler]) -> Iterator[Watch]:
     signals.lease_lost.connect(watch.lose)
     signals.message_failed.connect(watch.fail)
     try:
-        with mock.patch.object(services, "dead_letter", observed(services.dead_letter, watch.set_aside)):
+        with mock.patch.object(dead_letters, "dead_letter", observed(dead_letters.dead_letter, watch.set_aside)):
             yield watch
     finally:
         signals.lease_lost.disconnect(watch.lose)
@@ -243,4 +244,4 @@ def _next_delay(names: Sequence[str], alias: str) -> float | None:
     """Return the seconds until the next delayed message of these queues is due. None: there is none."""
     waiting = MessageQueueItem.objects.using(alias).filter(queue__in=names, read_after__gt=Now(), read_after__lt=PARKED)
     first = waiting.order_by("read_after").values_list("read_after", flat=True).first()
-    return None if first is None else max((first - services.now(alias)).total_seconds(), 0.0) + MOMENT
+    return None if first is None else max((first - session.now(alias)).total_seconds(), 0.0) + MOMENT

@@ -10,11 +10,11 @@ from unittest import mock
 
 from django.db.models.functions import Now
 
-from django_pgqueue import services
 from django_pgqueue.conf import settings
 from django_pgqueue.exceptions import QueueNotFound
 from django_pgqueue.models import MessageQueue
 from django_pgqueue.queues import Queue
+from django_pgqueue.services import notifying, reaping, topics
 from django_pgqueue.testing.names import alias_of, name_of
 
 
@@ -34,8 +34,8 @@ def lose_notifications() -> Iterator[list[str]]:
         lost.append(topic)
 
     with (
-        mock.patch.object(services, "_notify", lose_queues),
-        mock.patch.object(services, "_notify_topic", lose_topics),
+        mock.patch.object(notifying, "wake", lose_queues),
+        mock.patch.object(topics, "_notify_topic", lose_topics),
     ):
         yield lost
 
@@ -64,5 +64,5 @@ def reap(queue: Queue | str, *, using: str | None = None) -> None:
     name, alias, idle_for = name_of(queue), alias_of(queue, using), settings.REAP_IDLE_AFTER
     idle_since = Now() - timedelta(seconds=idle_for + 1)
     MessageQueue.objects.using(alias).filter(name=name).update(last_active=idle_since)
-    if not services.reap_queue(name, idle_for, alias):
+    if not reaping.reap_queue(name, idle_for, alias):
         raise ValueError(f"queue {name!r} is not reaped: it is standing or paused, holds messages, or has no row")

@@ -10,9 +10,9 @@ from unittest import mock
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.transaction import Atomic
 
-from django_pgqueue import services
 from django_pgqueue.queues import Queue
-from django_pgqueue.task_queues import handlers_of
+from django_pgqueue.services import publishing, topics
+from django_pgqueue.task_backend.queues import handlers_of
 from django_pgqueue.testing.draining import Drained, run
 from django_pgqueue.testing.journal import observed
 from django_pgqueue.testing.names import name_of
@@ -47,9 +47,9 @@ class immediate(ContextDecorator):
         return type(self)(*self._names, raises=self._raises)
 
     def __enter__(self) -> Drained:
-        for name in ("publish", "publish_many", "publish_to_topic"):
-            publishing = observed(getattr(services, name), lambda call, ids: self._published(call["using"]))
-            self._stack.enter_context(mock.patch.object(services, name, publishing))
+        for room, name in ((publishing, "publish"), (publishing, "publish_many"), (topics, "publish_to_topic")):
+            publish = observed(getattr(room, name), lambda call, ids: self._published(call["using"]))
+            self._stack.enter_context(mock.patch.object(room, name, publish))
         self._stack.enter_context(mock.patch.object(Atomic, "__exit__", self._following(Atomic.__exit__)))
         return self._done
 

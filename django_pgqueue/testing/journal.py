@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, overload
 
 from django.db import connections
 
-from django_pgqueue import services
 from django_pgqueue.message import decode
 from django_pgqueue.models import TopicBinding
 from django_pgqueue.queues import Queue
+from django_pgqueue.services import publishing, topics
 from django_pgqueue.testing.names import alias_of, name_of
 
 # Messages with the transaction that inserted each, and the table's file.
@@ -275,6 +275,6 @@ def _guess(
     ]
 
 
-services.publish = observed(services.publish, _note_publish)
-services.publish_many = observed(services.publish_many, _note_publish_many)
-services.publish_to_topic = observed(services.publish_to_topic, _note_publish_to_topic)
+publishing.publish = observed(publishing.publish, _note_publish)
+publishing.publish_many = observed(publishing.publish_many, _note_publish_many)
+topics.publish_to_topic = observed(topics.publish_to_topic, _note_publish_to_topic)

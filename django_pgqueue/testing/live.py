@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 from django.db import connections
 
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.queues import Queue
-from django_pgqueue.task_queues import handlers_of
+from django_pgqueue.task_backend.queues import handlers_of
 from django_pgqueue.testing.draining import Drained, watching
 from django_pgqueue.testing.names import alias_of, name_of
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from django_pgqueue.conf import database_alias
-from django_pgqueue.queues import Queue, find_queue
+from django_pgqueue.queues import Queue
+from django_pgqueue.registry import find_queue
 
 
 def name_of(queue: Queue | str) -> str:

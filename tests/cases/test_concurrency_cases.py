@@ -12,9 +12,10 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import Count
 
-from django_pgqueue import LeaseLost, Queue, services
+from django_pgqueue import LeaseLost, Queue
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services.beliefs import beliefs
 from tests.crew import crew
 from tests.support import fetch, in_threads, make_message, make_queue, payloads, second_session, wait_until
 from tests.testapp.models import Seen
@@ -185,7 +186,7 @@ def test_b36_threads_create_the_same_queue_at_once(auto_deleted: bool, with_reap
             def publish(number: int, queue: Queue = queue) -> None:
                 publish_as_the_first(number, queue.name, auto_deleted)
 
-            services.forget_declared()
+            beliefs.forget()
             in_threads(20, publish)
             assert sorted(payload["n"] for payload in payloads(queue.name)) == list(range(20))
             assert MessageQueue.objects.filter(name__startswith=f"{queue.name}.other.").count() == 10

@@ -13,10 +13,12 @@ from django.db.backends.signals import connection_created
 from django.test import Client
 from django.urls import reverse
 
-from django_pgqueue import Queue, checks, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Queue, checks
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import diagnosing
+from django_pgqueue.services.beliefs import beliefs
 from tests.databases import alias, empty_database, migrate
 from tests.support import Session, delete_queue, fetch, payloads, second_session
 
@@ -180,10 +182,10 @@ def test_b91_everything_works_there(schema):
     fetch("UPDATE django_pgqueue_messagequeue SET last_active = '2000-01-01'", using=schema)
     # The dead-letter queue is idle, too.
     assert "q" in Reaper(schema).run_once().queues
-    services.forget_declared()
+    beliefs.forget()
     queue.publish({"n": 4})
     assert drain(queue) == [{"n": 4}]
-    assert services.foreign_key_state(schema) == (True, True, True, True)
+    assert diagnosing.foreign_key_state(schema) == (True, True, True, True)
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)

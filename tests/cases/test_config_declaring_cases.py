@@ -13,9 +13,11 @@ from contextlib import contextmanager
 import pytest
 from django.db import transaction
 
-from django_pgqueue import Queue, services
+from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueue
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import declaring
+from django_pgqueue.services.beliefs import beliefs
 from tests.support import backdate, fetch, make_queue, payloads, second_session, wait_until
 from tests.workers import Worker, command, worker
 
@@ -122,8 +124,8 @@ def new_process():
     """Let this process believe nothing, and have told nothing."""
 
     def start() -> None:
-        services.forget_declared()
-        services._mismatched.clear()
+        beliefs.forget()
+        declaring._mismatched.clear()
 
     start()
     return start
@@ -141,7 +143,7 @@ def test_b93_what_somebody_wrote_into_the_row_is_written_back_and_told_once(writ
     assert stored()[option] == by_hand[option]
     for _ in range(3):
         backdate("q", 60)
-        services.forget_declared()
+        beliefs.forget()
         queue.publish({})
     assert stored()[option] == declared[option]
     assert caplog.text.count(MISMATCH) == 1
@@ -173,7 +175,7 @@ def test_b93_what_operators_set_is_written_by_no_declaration(new_process, how):
     elif how == "refresh":
         Queue("q", auto_deleted=True, max_deliveries=9).publish({})
     else:
-        services._create(transaction.get_connection(), queue.declaration)
+        declaring.create(transaction.get_connection(), queue.declaration)
     assert MessageQueue.objects.values("paused_at", "exclusive_consumer_id").get(name="q") == before
 
 
@@ -194,5 +196,5 @@ def test_b93_a_standing_queue_stays_standing_whoever_else_publishes_by_its_name(
     """A process that only consumes or publishes by name, and declares nothing else, makes nothing reapable."""
     make_queue("q", auto_deleted=False, idle=60)
     Queue("q").publish({})
-    services.touch(["q"], "default")
+    declaring.touch(["q"], "default")
     assert stored()["auto_deleted"] is False

@@ -10,8 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import ProgrammingError, connections
 from django.db.migrations.recorder import MigrationRecorder
 
-from django_pgqueue import Queue, services
+from django_pgqueue import Queue
 from django_pgqueue.apps import DjangoPGQueueConfig
+from django_pgqueue.services import notifying
 from tests.databases import alias, empty_database, migrate, url_of
 from tests.support import fetch, second_session
 from tests.workers import ROOT
@@ -236,8 +237,8 @@ def test_b94_all_that_is_made_in_the_database_has_the_prefix(fresh):
         found = ours(fresh, catalogue)
         assert found
         assert {name for name in found if not name.startswith("django_pgqueue_")} == set(), catalogue
-    assert services.channel("orders").startswith("django_pgqueue:")
-    assert services.channel("x" * 200).startswith("django_pgqueue#")
+    assert notifying.channel("orders").startswith("django_pgqueue:")
+    assert notifying.channel("x" * 200).startswith("django_pgqueue#")
 
 
 CLASHES = {

@@ -13,7 +13,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from django_pgqueue import LeaseLost, Message, Queue
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem, QueueConsumer
 from django_pgqueue.reaper import Reaper
 from tests.crew import crew

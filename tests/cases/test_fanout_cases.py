@@ -14,7 +14,7 @@ from django.core.management import call_command
 from django.db import transaction
 
 from django_pgqueue import Message, Queue, Topic
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem, TopicBinding, TopicBody
 from tests.soak import topic_subscribers
 from tests.subscriber import digest, hearing, subscribers

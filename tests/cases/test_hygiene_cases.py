@@ -11,11 +11,11 @@ from django.test import Client
 from django.urls import reverse
 
 from django_pgqueue import LeaseLost, PayloadError, Queue, QueueNotFound, Topic
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.devdb import DevCluster
-from django_pgqueue.loop import Outage
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.runtime.loop import Outage
 from tests import cluster
 from tests.databases import alias
 from tests.support import delete_queue, fetch, wait_until

@@ -16,9 +16,10 @@ from django.db import DatabaseError, IntegrityError, connections
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_pgqueue import InvalidQueueName, Message, Queue, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import InvalidQueueName, Message, Queue
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
+from django_pgqueue.services import claiming, declaring, notifying
 from tests.databases import alias, migrate
 from tests.support import connect, make_queue, payloads, second_session, wait_until
 from tests.testapp.models import Seen
@@ -55,11 +56,11 @@ def test_b12_the_server_cuts_no_channel(name: str) -> None:
     notices: list[str | None] = []
     with second_session() as session:
         session.add_notice_handler(lambda notice: notices.append(notice.message_primary))
-        session.execute(f'LISTEN "{services.channel(name)}"')
-        assert session.execute("SELECT pg_listening_channels()").fetchall() == [(services.channel(name),)]
+        session.execute(f'LISTEN "{notifying.channel(name)}"')
+        assert session.execute("SELECT pg_listening_channels()").fetchall() == [(notifying.channel(name),)]
         Queue(name).publish({})
         (heard,) = session.notifies(timeout=20, stop_after=1)
-    assert heard.channel == services.channel(name)
+    assert heard.channel == notifying.channel(name)
     assert notices == []
 
 
@@ -177,13 +178,13 @@ class Watched:
 def claims(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The alias of each claim, as they come."""
     seen: list[str] = []
-    claim = services.claim
+    claim = claiming.claim
 
-    def watched(declaration: services.Declaration, using: str, **options: Any) -> services.Claim:
+    def watched(declaration: declaring.Declaration, using: str, **options: Any) -> claiming.Claim:
         seen.append(using)
         return claim(declaration, using, **options)
 
-    monkeypatch.setattr(services, "claim", watched)
+    monkeypatch.setattr(claiming, "claim", watched)
     return seen
 
 
@@ -210,7 +211,7 @@ def test_b15_another_schema_is_woken_in_vain_and_handles_nothing(
     """With one prefix for both: at most two short looks for each notification, and no error."""
     with installation("s1") as s1, installation("s2") as s2, second_session() as session:
         one, two = Watched(s1), Watched(s2)
-        session.execute(f'LISTEN "{services.channel("q")}"')
+        session.execute(f'LISTEN "{notifying.channel("q")}"')
         with consuming(one.consumer), consuming(two.consumer):
             wait_until(lambda: {s1, s2} <= set(claims) and quiet(claims))
             before = claims.count(s2)
@@ -288,10 +289,10 @@ def test_b15_notifications_that_are_not_ours_do_no_harm(
     with second_session() as session, consuming(watched.consumer):
         wait_until(lambda: claims)
         for number in range(50):
-            session.execute("SELECT pg_notify(%s, %s)", [services.channel("q"), garbage])
+            session.execute("SELECT pg_notify(%s, %s)", [notifying.channel("q"), garbage])
             queue.publish(number)
         wait_until(lambda: len(watched.handled) == 50)
-        session.execute("SELECT pg_notify(%s, %s)", [services.channel("q"), garbage])
+        session.execute("SELECT pg_notify(%s, %s)", [notifying.channel("q"), garbage])
         queue.publish("last")
         wait_until(lambda: watched.handled[-1] == "last")
     assert not MessageQueueItem.objects.filter(queue="q").exists()
@@ -304,6 +305,6 @@ def test_b15_two_prefixes_never_share_a_channel() -> None:
     channels = set()
     for prefix in ("django_pgqueue", "other", "x" * 24):
         with override_settings(PGQUEUE={"CHANNEL_PREFIX": prefix}):
-            channels |= {channel(name) for name in names for channel in (services.channel, services.topic_channel)}
+            channels |= {channel(name) for name in names for channel in (notifying.channel, notifying.topic_channel)}
     assert len(channels) == 30
     assert all(len(channel.encode()) <= 63 for channel in channels)

@@ -9,11 +9,12 @@ import pytest
 from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
-from django_pgqueue import Message, Queue, services
-from django_pgqueue import consumer as consumer_module
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Message, Queue
+from django_pgqueue.consumer import consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import claiming
 from tests.proxy import Proxy
 from tests.soak import listener_kills, notification_queue, notified_publishing
 from tests.soak.notified_publishing import Ear
@@ -33,7 +34,7 @@ PROMPT = 20.0
 def no_polling(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No polls in time, not even while nothing is listening."""
     settings.PGQUEUE = NO_POLLING
-    monkeypatch.setattr(consumer_module, "POLL_INTERVAL_UNHEARD", 60.0)
+    monkeypatch.setattr(consumer, "POLL_INTERVAL_UNHEARD", 60.0)
 
 
 # --- B27: a wake-up is lost while (re)connecting ---
@@ -51,9 +52,9 @@ def test_b27_published_between_the_claim_and_the_wait(
 ) -> None:
     """The claim found nothing, the wake-up comes before the consumer waits: it does not sleep through it."""
     queue, sent, seen, empty = Queue("q"), [], [], []
-    claim = services.claim
+    claim = claiming.claim
 
-    def claim_then_dawdle(*args: Any, **kwargs: Any) -> services.Claim:
+    def claim_then_dawdle(*args: Any, **kwargs: Any) -> claiming.Claim:
         found = claim(*args, **kwargs)
         # Each first one is followed by another look anyway, each second one by a long sleep.
         empty.append(not found.messages)
@@ -69,7 +70,7 @@ def test_b27_published_between_the_claim_and_the_wait(
         with transaction.atomic() if form == "atomic" else nullcontext():
             sent.append(queue.publish({}))
 
-    monkeypatch.setattr(services, "claim", claim_then_dawdle)
+    monkeypatch.setattr(claiming, "claim", claim_then_dawdle)
     with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.id))])):
         for number in range(1, 4):
             wait_until(lambda number=number: len(sent) == number)  # type: ignore[misc]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
-from django_pgqueue import Message, Nack, Queue, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Message, Nack, Queue
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.services import claiming, declaring
 from tests.support import DEADLINE, fetch, make_message, payloads, wait_until
 from tests.workers import consuming, drain
 
@@ -158,13 +159,13 @@ def flood(name: str) -> None:
 def claims(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many claims there were, by queue."""
     seen: Counter[str] = Counter()
-    claim = services.claim
+    claim = claiming.claim
 
-    def counted(declaration: services.Declaration, using: str, **options: Any) -> services.Claim:
+    def counted(declaration: declaring.Declaration, using: str, **options: Any) -> claiming.Claim:
         seen[declaration.name] += 1
         return claim(declaration, using, **options)
 
-    monkeypatch.setattr(services, "claim", counted)
+    monkeypatch.setattr(claiming, "claim", counted)
     return seen
 
 

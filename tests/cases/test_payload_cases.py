@@ -13,9 +13,11 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils.translation import gettext_lazy
 
-from django_pgqueue import PayloadError, Queue, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import PayloadError, Queue
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.services import notifying
+from django_pgqueue.services.beliefs import beliefs
 from tests.support import fetch, make_queue, payloads, run_async, second_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -181,19 +183,19 @@ def test_b06_no_publish_fails_because_of_its_size_and_no_notification_holds_a_pa
     sent += [{"t": "\U0001f600" * 2_500}]
     with second_session() as listener:
         for one in (queue, longest):
-            listener.execute(f'LISTEN "{services.channel(one.name)}"')
+            listener.execute(f'LISTEN "{notifying.channel(one.name)}"')
         for payload in sent:
-            services._notified.clear()
+            beliefs.notified.clear()
             queue.publish(payload)
         longest.publish({"t": "y" * 100_000})
-        services._notified.clear()
+        beliefs.notified.clear()
         with transaction.atomic():
             queue.publish_many([{"n": n} for n in range(10_000)])
         heard = list(listener.notifies(timeout=1))
     assert len(heard) == len(sent) + 2
     assert {notification.channel for notification in heard} == {
-        services.channel(queue.name),
-        services.channel(longest.name),
+        notifying.channel(queue.name),
+        notifying.channel(longest.name),
     }
     assert all(len(notification.channel.encode()) <= 63 and notification.payload == "" for notification in heard)
 

@@ -22,7 +22,7 @@ from django.core.management import call_command
 from django.db import connection, connections
 
 from django_pgqueue import Message, Queue
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from tests.support import payloads, wait_until
 from tests.testapp.models import Seen
 from tests.workers import ROOT, environment, worker

@@ -10,10 +10,12 @@ import pytest
 from django.core.management import call_command
 from django.db import connections, transaction
 
-from django_pgqueue import Queue, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Queue
+from django_pgqueue.conf import settings
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import reaping as reaping_services
 from tests.support import (
     DEADLINE,
     backdate,
@@ -99,7 +101,7 @@ def test_b59_publishing_counts_as_activity():
     """A queue with producers only, idle limit a second, is never reaped while they publish."""
     queue = Queue("busy", auto_deleted=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(services.settings.__class__, "DECLARE_TTL", 0.2)
+        patch.setattr(type(settings), "DECLARE_TTL", 0.2)
         with reaping(idle_for=1) as reaped:
             queue.declare()
             deadline = time.monotonic() + 3
@@ -130,13 +132,13 @@ def test_b60_no_message_is_left_without_a_queue(form, first):
         publisher.begin()
         if first == "publisher":
             publisher.run(publish)
-            assert reaper.run(services.reap_queue, "q", 3600, "default") is False
+            assert reaper.run(reaping_services.reap_queue, "q", 3600, "default") is False
         else:
             reaper.begin()
-            assert reaper.sql(services.sql.LOCK_IDLE_QUEUE, params)
+            assert reaper.sql(reaping_services.LOCK_IDLE_QUEUE, params)
             publishing = publisher.start(publish)
             wait_until(lambda: is_waiting(publisher.pid), what="the publisher to wait for the reaper")
-            assert reaper.sql(services.sql.DELETE_IDLE_QUEUE, params)
+            assert reaper.sql(reaping_services.DELETE_IDLE_QUEUE, params)
             reaper.commit()
             publishing.result(DEADLINE)
         publisher.commit()

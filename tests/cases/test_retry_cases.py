@@ -8,9 +8,9 @@ import pytest
 from django.test import override_settings
 
 from django_pgqueue import Message, Queue, checks
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.backoff import backoff_delay
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
-from django_pgqueue.queues import backoff_delay
 from tests.support import fetch, make_message, payloads, wait_until
 from tests.workers import consuming
 

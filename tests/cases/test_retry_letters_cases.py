@@ -15,7 +15,7 @@ from django.contrib import admin
 from django.http import HttpRequest
 
 from django_pgqueue import Message, Queue, Reject
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
 from tests.support import backdate, connect, in_threads, make_queue, payloads, wait_until

@@ -16,7 +16,7 @@ from django.db.backends.signals import connection_created
 from psycopg import sql
 
 from django_pgqueue import Message, Queue
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from tests.support import connect, fetch, payloads
 from tests.testapp.models import Seen
 

@@ -12,10 +12,11 @@ from django.db.models.signals import m2m_changed, post_delete, post_save, pre_de
 from django.test import Client
 from django.urls import reverse
 
-from django_pgqueue import PayloadError, Queue, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import PayloadError, Queue
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem, QueueConsumer
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import consumers
 from tests.support import backdate, delete_queue, fetch, payloads
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -127,5 +128,5 @@ def test_b106_saving_our_models_by_hand_ends_too(audit):
     MessageQueueItem.objects.create(queue_id="work", payload={})
     assert audit == ["MessageQueueItem"] * 2
     assert len(payloads("audit")) == 2
-    services.beat(uuid.uuid4(), "host", 1, [], "default")
+    consumers.beat(uuid.uuid4(), "host", 1, [], "default")
     assert audit == ["MessageQueueItem"] * 2

@@ -12,10 +12,12 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import TestCase
 
-from django_pgqueue import PayloadError, Queue, Topic, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import PayloadError, Queue, Topic
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import notifying
+from django_pgqueue.services.beliefs import beliefs
 from django_pgqueue.testing import capture_published, immediate, published
 from django_pgqueue.testing import drain as drain_registered
 from tests.databases import database
@@ -120,10 +122,10 @@ def test_b112_claim_settle_and_reap_work_inside_a_tests_transaction():
 def test_b112_databases_of_parallel_tests_do_not_wake_each_other():
     """Each has the same queues on one server; a wake-up stays in its database."""
     with database("other") as other, second_session() as listener:
-        listener.execute(f'LISTEN "{services.channel("work")}"')
+        listener.execute(f'LISTEN "{notifying.channel("work")}"')
         Queue("work", using=other).publish({"n": 1})
         assert list(listener.notifies(timeout=0.2)) == []
-        services._notified.clear()
+        beliefs.notified.clear()
         Queue("work").publish({"n": 1})
         assert len(list(listener.notifies(timeout=20, stop_after=1))) == 1
 

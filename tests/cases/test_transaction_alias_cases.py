@@ -7,9 +7,12 @@ from contextlib import nullcontext
 import pytest
 from django.db import transaction
 
-from django_pgqueue import Queue, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Queue
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue
+from django_pgqueue.services import notifying
+from django_pgqueue.services import session as session_services
+from django_pgqueue.services.beliefs import beliefs
 from tests.databases import database
 from tests.support import fetch, make_queue, second_session
 
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def queue() -> Iterator[Queue]:
     """A queue on the alias "q", a database of its own; what the business writes is in the default one."""
-    services._warned.clear()
+    session_services._warned.clear()
     with database("q"):
         queue = Queue("orders", using="q")
         queue.declare()
@@ -110,9 +113,9 @@ def test_b56_on_commit_of_the_datas_database_publishes_after_that_commit_only(qu
 
 def test_b56_what_follows_a_commit_is_tied_to_the_queues_own_database(queue):
     """The wake-up and the refresh of a publish wait for that commit, not for the default database's."""
-    services._notified.clear()
+    beliefs.notified.clear()
     with second_session(dbname=fetch("SELECT current_database()", using="q")[0][0]) as listener:
-        listener.execute(f'LISTEN "{services.channel("orders")}"')
+        listener.execute(f'LISTEN "{notifying.channel("orders")}"')
         with transaction.atomic(using="q"):
             with transaction.atomic(using="default"):
                 queue.publish({"n": 1})

@@ -10,10 +10,12 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_pgqueue import Message, Queue, services
-from django_pgqueue.consumer import Consumer
+import django_pgqueue
+from django_pgqueue import Message, Queue
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import declaring
 from tests.support import DEADLINE, Session, age_of, backdate, delete_queue, fetch, make_queue, payloads, wait_until
 from tests.workers import consuming
 
@@ -184,7 +186,7 @@ def test_b47_idleness_does_not_follow_the_applications_clock(shifted):
     make_queue("used", idle=60, auto_deleted=True)
     make_queue("idle", idle=3700, auto_deleted=True)
     assert Reaper("default", idle_for=3600).run_once().queues == ["idle"]
-    services.touch(["used"], "default")
+    declaring.touch(["used"], "default")
     assert abs(age_of("used")) < 5
 
 
@@ -214,12 +216,12 @@ WALL_CLOCK = re.compile(r"\btime\.time\b|\btime_ns\b|\b(timezone|datetime)\.now\
 
 def test_b47_no_module_of_the_package_asks_this_host_for_the_time():
     """The database's clock decides, and what elapses here is measured by a monotonic one."""
-    modules = list(Path(services.__file__).parent.rglob("*.py"))
+    modules = list(Path(django_pgqueue.__file__).parent.rglob("*.py"))
     assert len(modules) > 20
     # Which compares the two clocks, to tell where they differ; which dates the span of a claim; and which tells when a
     # task was enqueued, and refuses a run_after of another age of the world.
     found = {module.name for module in modules if WALL_CLOCK.search(module.read_text())}
-    assert found == {"diagnosis.py", "telemetry.py", "task_backend.py"}
+    assert found == {"diagnosis.py", "opentelemetry.py", "backend.py"}
 
 
 @pytest.mark.parametrize("form", ["publish", "publish_many", "heal"])

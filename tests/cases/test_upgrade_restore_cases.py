@@ -10,10 +10,11 @@ import pytest
 from django.core.management import call_command
 from django.db import IntegrityError, connections, transaction
 
-from django_pgqueue import LeaseLost, Queue, QueueNotFound, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import LeaseLost, Queue, QueueNotFound
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.devdb import find_pg_bindir
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.services import diagnosing, notifying
 from tests import cluster
 from tests.databases import alias, database, empty_database, migrate, url_of
 from tests.support import fetch, payloads, second_session
@@ -86,7 +87,7 @@ def test_b98_a_dump_is_restored_with_all_that_the_queue_needs(dump, target):
     """Rows, foreign key, trigger, the function's rights, storage; every message that was not dead is delivered."""
     pg("pg_restore", "--exit-on-error", f"--dbname={url_of(target)}", dump)
     comes_through(target)
-    assert services.foreign_key_state(target) == (True, True, True, True)
+    assert diagnosing.foreign_key_state(target) == (True, True, True, True)
     Queue("work", using=target).publish({})
     fetch("DELETE FROM django_pgqueue_messagequeue WHERE name = 'work'", using=target)
     assert fetch(f"SELECT DISTINCT orphaned_from FROM {ITEM} WHERE queue_id IS NULL", using=target) == [("work",)]
@@ -156,7 +157,7 @@ def test_b98_a_restore_wakes_nobody(dump, target):
     """No trigger notifies: a million restored messages are no million notifications."""
     with second_session(dbname=connections.settings[target]["NAME"]) as listener:
         for queue in ("work", "work.dead"):
-            listener.execute(f'LISTEN "{services.channel(queue)}"')
+            listener.execute(f'LISTEN "{notifying.channel(queue)}"')
         pg("pg_restore", "--exit-on-error", f"--dbname={url_of(target)}", dump)
         assert list(listener.notifies(timeout=0.1)) == []
 

@@ -6,7 +6,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from django_pgqueue import Message, Queue, queues
+from django_pgqueue import Message, Queue, registry
 from django_pgqueue.models import MessageQueue
 from tests.support import payloads
 from tests.testapp.models import Seen
@@ -21,7 +21,7 @@ seen: list[Any] = []
 def only_ours() -> None:
     """Forget what other tests saw, and the handlers of the example project; conftest.py restores these."""
     seen.clear()
-    queues._handlers.clear()
+    registry._handlers.clear()
 
 
 def note(message: Message) -> None:

@@ -15,9 +15,11 @@ from uuid import uuid4
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_pgqueue import Queue, figures, services
+from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueue
-from django_pgqueue.services import Tally
+from django_pgqueue.monitoring import queue_numbers
+from django_pgqueue.services import consumers, minutes
+from django_pgqueue.services.minutes import Tally
 from tests.support import DEADLINE, delete_queue, fetch, make_message, make_queue, wait_until
 from tests.workers import ROOT, command, environment, run
 
@@ -82,9 +84,9 @@ def test_it_tells_what_the_admin_tells(capsys: pytest.CaptureFixture[str]) -> No
     queue.reject(*queue.claim(3), reason="no")
     minutes_ago = "date_trunc('minute', statement_timestamp()) - interval '3 min'"
     fetch(f"UPDATE django_pgqueue_messagequeueitem SET published_at = {minutes_ago}")
-    services.count_minute({"orders": Tally(handled=600)}, "default")
+    minutes.count_minute({"orders": Tally(handled=600)}, "default")
     fetch(f"UPDATE django_pgqueue_queueminute SET minute = {minutes_ago}, published = 300")
-    services.beat(uuid4(), "host", 1, ["orders"], "default")
+    consumers.beat(uuid4(), "host", 1, ["orders"], "default")
     owner = uuid4()
     make_queue("owned", exclusive=True, exclusive_consumer_id=owner)
     make_queue("free", exclusive=True)
@@ -113,7 +115,7 @@ def test_many_messages_are_counted_only_when_that_is_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it says "at least"."""
-    monkeypatch.setattr(figures, "MOST", 5)
+    monkeypatch.setattr(queue_numbers, "MOST", 5)
     Queue("long").publish_many(range(9))
     orphaned = Queue("orphaned")
     orphaned.publish_many(range(7))

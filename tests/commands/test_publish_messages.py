@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_pgqueue import Queue, services
+from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueue, MessageQueueItem
-from django_pgqueue.queues import find_queue
+from django_pgqueue.registry import find_queue
+from django_pgqueue.services.beliefs import beliefs
 from tests.support import payloads
 from tests.workers import run
 
@@ -142,4 +143,4 @@ def forget_queues() -> None:
     """Be a process that declares none of them."""
     gc.collect()
     assert find_queue("theirs") is None
-    services.forget_declared()
+    beliefs.forget()

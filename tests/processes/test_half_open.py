@@ -10,8 +10,9 @@ import pytest
 from django.db import connection, connections
 from django.db.backends.signals import connection_created
 
-from django_pgqueue import Message, Queue, listener
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Message, Queue
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.runtime import listener
 from tests.proxy import Proxy
 from tests.soak.listener_kills import listeners
 from tests.support import fetch, wait_until

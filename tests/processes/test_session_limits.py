@@ -10,7 +10,7 @@ from django.db import connection, connections
 from psycopg import sql
 
 from django_pgqueue import Message, Queue
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from tests.support import DEADLINE, connect, fetch, payloads, second_session, wait_until
 from tests.workers import consuming
 

@@ -24,11 +24,12 @@ from typing import Any
 import psycopg
 from django.db import connection, transaction
 
-from django_pgqueue import LeaseLost, Message, Queue, QueueNotFound, Topic, signals, sql
+from django_pgqueue import LeaseLost, Message, Queue, QueueNotFound, Topic, signals
+from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.devdb import DevCluster, throwaway
-from django_pgqueue.heartbeat import Heartbeat
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.reaper import Reaper
+from django_pgqueue.services import declaring, publishing, topics
 from tests.crew import crew
 from tests.soak import main
 from tests.support import DEADLINE, wait_until
@@ -339,9 +340,15 @@ class Pacer:
         return len(self._stalls)
 
 
-PUBLISHES = (sql.PUBLISH, sql.PUBLISH_RELAXED, sql.PUBLISH_IF_QUEUE, sql.PUBLISH_MANY, sql.PUBLISH_TO_TOPIC)
+PUBLISHES = (
+    publishing.PUBLISH,
+    publishing.PUBLISH_RELAXED,
+    publishing.PUBLISH_IF_QUEUE,
+    publishing.PUBLISH_MANY,
+    topics.PUBLISH_TO_TOPIC,
+)
 # Who needs a queue that another transaction is making waits for its commit, which is the caller's.
-HEALS = (sql.ENSURE_AND_PUBLISH, sql.ENSURE_QUEUE)
+HEALS = (publishing.ENSURE_AND_PUBLISH, declaring.ENSURE_QUEUE)
 
 
 def is_one_of(statements: Sequence[str], entry: dict[str, Any]) -> bool:
@@ -361,7 +368,7 @@ def check_witness(server: DevCluster, witness: Witness) -> None:
         holder.execute("INSERT INTO django_pgqueue_messagequeue (name) VALUES ('a')")
         holder.commit()
         holder.execute("SELECT FROM django_pgqueue_messagequeue WHERE name = 'a' FOR UPDATE")
-        waiting = thread.submit(publisher.execute, sql.PUBLISH, params)
+        waiting = thread.submit(publisher.execute, publishing.PUBLISH, params)
         try:
             wait_until(witness.publish_waits, what="the log to tell of a publish that waits")
         finally:

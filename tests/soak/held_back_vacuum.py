@@ -20,9 +20,10 @@ from typing import Any
 
 import psycopg
 
-from django_pgqueue import Message, Queue, services
-from django_pgqueue.consumer import Consumer
+from django_pgqueue import Message, Queue
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.devdb import throwaway
+from django_pgqueue.services import claiming
 from tests.crew import crew
 from tests.soak import main
 from tests.workers import run as run_command
@@ -73,9 +74,9 @@ def consume(number: int, seconds: float) -> dict[str, Any]:
     """Consume, and return when each claim was made and how long it took, and how many were handled when."""
     claims: list[tuple[float, float]] = []
     handled: Counter[int] = Counter()
-    claim = services.claim
+    claim = claiming.claim
 
-    def timed(*args: Any, **options: Any) -> services.Claim:
+    def timed(*args: Any, **options: Any) -> claiming.Claim:
         began = time.perf_counter()
         try:
             return claim(*args, **options)
@@ -85,7 +86,7 @@ def consume(number: int, seconds: float) -> dict[str, Any]:
     def handle(message: Message) -> None:
         handled[int(time.time())] += 1
 
-    services.claim = timed  # type: ignore[assignment]  # for as long as this process lasts
+    claiming.claim = timed  # type: ignore[assignment]  # for as long as this process lasts
     consumer = Consumer([Queue(NAME).make_handler(handle)])
     timer = Timer(seconds, consumer.stop)
     timer.start()

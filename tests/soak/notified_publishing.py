@@ -12,8 +12,9 @@ from typing import Any, Self
 from django.test import override_settings
 from psycopg import sql
 
-from django_pgqueue import Queue, services
+from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.services import notifying
 from tests.crew import Crew, crew
 from tests.soak import main
 from tests.support import DEADLINE, connect
@@ -27,7 +28,7 @@ class Ear:
     """A session that hears what is sent to a queue's consumers."""
 
     def __init__(self, name: str) -> None:
-        self._channel = services.channel(name)
+        self._channel = notifying.channel(name)
         self._session = connect()
         self._session.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
 

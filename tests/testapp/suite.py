@@ -10,7 +10,7 @@ from django.db import connection
 from django.test import TestCase, TransactionTestCase
 
 from django_pgqueue import Message, Queue
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.reaper import Reaper
 from tests.support import in_threads

@@ -13,12 +13,12 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
-from django_pgqueue import task_queues
-from django_pgqueue.consumer import Consumer
-from django_pgqueue.health import Health
-from django_pgqueue.lanes import Handler
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.consumer.handler import Handler
+from django_pgqueue.consumer.health import Health
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
 from django_pgqueue.queues import Queue, queue_named
+from django_pgqueue.task_backend import queues
 
 logger = logging.getLogger("django_pgqueue")
 
@@ -134,13 +134,13 @@ class Command(BaseCommand):
         if options["metrics_port"] is None:
             return
         try:
-            from django_pgqueue import metrics
+            from django_pgqueue.monitoring import prometheus
         except ImportError as error:
             if not (error.name or "prometheus_client").startswith("prometheus_client"):
                 raise
             raise CommandError("--metrics-port needs: pip install django-pg-messagequeue[prometheus]") from error
         try:
-            server = metrics.serve(options["metrics_port"], options["metrics_host"], consumer.using)
+            server = prometheus.serve(options["metrics_port"], options["metrics_host"], consumer.using)
         except (OSError, OverflowError) as error:
             raise CommandError(f"--metrics-port: {error}") from error
         stack.callback(server.server_close)
@@ -163,7 +163,7 @@ def end_now(status: int) -> NoReturn:
 def handlers_of(names: list[str], path: str | None) -> list[Handler]:
     """Return the registered handlers of these queues, or the function at ``path`` for each of them."""
     if path is None:
-        handlers = task_queues.handlers_of(names)
+        handlers = queues.handlers_of(names)
         if not handlers:
             raise LookupError(
                 "no handler is registered; declare one with @queue.handler in a queues.py module,"

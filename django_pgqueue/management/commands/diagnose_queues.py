@@ -10,9 +10,9 @@ from django.core.checks import ERROR, WARNING, CheckMessage, run_checks
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, ProgrammingError, connections
 
-from django_pgqueue import diagnosis
 from django_pgqueue.conf import settings
 from django_pgqueue.management.arguments import refusal
+from django_pgqueue.monitoring import diagnosis
 
 LEVELS = {"error": ERROR, "warning": WARNING}
 

@@ -8,10 +8,11 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connections
 
 from django_pgqueue.conf import database_alias, settings
-from django_pgqueue.heartbeat import Heartbeat
-from django_pgqueue.loop import own_connection, run_every
+from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
-from django_pgqueue.queues import find_queue
+from django_pgqueue.registry import find_queue
+from django_pgqueue.runtime.connections import own_connection
+from django_pgqueue.runtime.loop import run_every
 
 
 class Command(BaseCommand):

@@ -11,14 +11,14 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connections
 from django.utils.timezone import localtime as now
 
-from django_pgqueue import services
 from django_pgqueue.conf import database_alias
 from django_pgqueue.durations import duration
-from django_pgqueue.figures import MOST, Numbers, Rate, is_cut, numbers_of
-from django_pgqueue.figures import at_least as count_of
-from django_pgqueue.loop import run_every
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal, while_read
-from django_pgqueue.services import QueueStats
+from django_pgqueue.monitoring.queue_numbers import MOST, Numbers, Rate, is_cut, numbers_of
+from django_pgqueue.monitoring.queue_numbers import at_least as count_of
+from django_pgqueue.runtime.loop import run_every
+from django_pgqueue.services import counting
+from django_pgqueue.services.counting import QueueStats
 
 # What moves a terminal's cursor, and clears what it stands before.
 HOME, TO_END_OF_LINE, TO_END = "\033[H", "\033[K", "\033[J"
@@ -101,7 +101,7 @@ class Command(BaseCommand):
 def inspect(names: Sequence[str], using: str, *, exact: bool) -> list[Figures]:
     """Return the figures of queues (none named: of all), of those that there are."""
     found = numbers_of(list(dict.fromkeys(names)) or None, using)
-    stats = {each.name: each for each in services.stats(names, using)} if exact else {}
+    stats = {each.name: each for each in counting.stats(names, using)} if exact else {}
     return [
         figures_of(numbers, stats.get(name))
         for name, numbers in sorted(found.items())

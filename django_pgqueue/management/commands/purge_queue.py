@@ -7,11 +7,12 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connections
 
-from django_pgqueue import services
 from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import PGQueueError, QueueNotFound
 from django_pgqueue.management.arguments import at_least, progress_line, refusal
-from django_pgqueue.queues import Queue, find_queue
+from django_pgqueue.queues import Queue
+from django_pgqueue.registry import find_queue
+from django_pgqueue.services import declaring, operating
 
 
 class Command(BaseCommand):
@@ -28,9 +29,9 @@ class Command(BaseCommand):
         using = database_alias(options["database"])
         try:
             queue = find_queue(options["name"], using) or Queue(options["name"], using=using)
-            if not services.exists(queue.name, queue.using):
+            if not declaring.exists(queue.name, queue.using):
                 raise QueueNotFound(queue.name)
-            waiting = services.purgeable(queue.name, queue.using)
+            waiting = operating.purgeable(queue.name, queue.using)
             if options["limit"] is not None:
                 waiting = min(waiting, options["limit"])
             if options["dry_run"]:

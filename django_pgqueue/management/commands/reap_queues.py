@@ -10,9 +10,10 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connections
 
 from django_pgqueue.conf import database_alias
-from django_pgqueue.loop import own_connection, run_every
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal, while_read
 from django_pgqueue.reaper import Reaped, Reaper
+from django_pgqueue.runtime.connections import own_connection
+from django_pgqueue.runtime.loop import run_every
 
 
 class Command(BaseCommand):

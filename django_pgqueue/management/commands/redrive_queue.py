@@ -7,11 +7,11 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connections
 
-from django_pgqueue import services
 from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import CanaryFailed, PGQueueError, QueueNotFound
 from django_pgqueue.management.arguments import at_least, progress_line, refusal
 from django_pgqueue.queues import make_letters, queue_named
+from django_pgqueue.services import dead_letters, declaring
 
 
 class Command(BaseCommand):
@@ -56,8 +56,8 @@ class Command(BaseCommand):
         try:
             queue = queue_named(options["name"], using)
             letters = make_letters(options["ids"], options["reason"], headers)
-            count = services.redrivable(queue.name, letters, queue.using)
-            if not count and not services.exists(queue.name, queue.using):
+            count = dead_letters.redrivable(queue.name, letters, queue.using)
+            if not count and not declaring.exists(queue.name, queue.using):
                 raise QueueNotFound(queue.name)
             if options["dry_run"]:
                 if options["limit"] is not None:

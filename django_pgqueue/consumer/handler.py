@@ -1,0 +1,94 @@
+"""A handler, and how a message ends."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from django_pgqueue.message import Message
+from django_pgqueue.services.declaring import Declaration
+
+ACK_MODES = ("late", "early", "atomic")
+
+
+#: Of a handler that settles its messages by itself: it returns an ``Attempt``, or None where the lease was lost.
+OWN_ACK = "own"
+
+
+class ConsumableQueue(Protocol):
+    """What the consumer needs of a queue."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def using(self) -> str: ...
+    @property
+    def declaration(self) -> Declaration: ...
+    @property
+    def lease(self) -> float: ...
+    def retry_delay(self, message: Message, /) -> float: ...
+
+
+def is_never(message: Message) -> bool:
+    """Tell that no message is for the event loop."""
+    return False
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A function, the queue whose messages it handles, and how. Made by ``Queue.make_handler``."""
+
+    queue: ConsumableQueue
+    function: Callable[[Any], Any]
+    concurrency: int
+    ack: str
+    timeout: float
+    is_async: bool
+    #: How many messages it takes at once, as a list. None: one, as itself.
+    batch: int | None = None
+    #: Returns a message with the payload that the queue's schema makes of it, or raises. None: as it is.
+    load: Callable[[Message], Message] | None = None
+    #: Handles, on the event loop, the messages that ``is_for_loop`` picks; ``function`` takes the others.
+    async_function: Callable[[Any], Awaitable[Any]] | None = None
+    is_for_loop: Callable[[Message], bool] = is_never
+
+    @property
+    def uses_loop(self) -> bool:
+        """Whether any of its messages are handled on the event loop."""
+        return self.is_async or self.async_function is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """
+    How a message ended: "ack", "nack", "reject", "release".
+
+    With nothing left to do: "settled", "lost" (its lease), "failed" (given back), "given up".
+    """
+
+    verb: str
+    reason: str = ""
+    delay: float = 0.0
+    #: What has to settle it, of a handler that does so by itself.
+    attempt: Attempt | None = None
+
+
+class Attempt(Protocol):
+    """What a handler that settles by itself has done with a message."""
+
+    error: BaseException | None
+
+    def settle(self, outcome: Outcome, /) -> Outcome: ...
+
+
+ACK = Outcome("ack")
+
+
+RELEASE = Outcome("release")
+
+
+SETTLED = Outcome("settled")
+
+
+LOST = Outcome("lost")

@@ -1,0 +1,68 @@
+"""The queues that are declared, and the handlers that are registered, in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from django_pgqueue.consumer.handler import Handler
+
+if TYPE_CHECKING:
+    from django_pgqueue.queues import Queue
+
+# Queues that are alive in this process; those of queues.py modules live as long as it does.
+_queues: WeakSet[Queue[Any]] = WeakSet()
+# A set must not grow while it is walked, and threads make queues.
+_queues_lock = threading.Lock()
+# By the queue's name.
+_handlers: dict[str, Handler] = {}
+
+
+def register_queue(queue: Queue[Any]) -> None:
+    """Note a queue that is declared, for as long as somebody else holds it."""
+    with _queues_lock:
+        _queues.add(queue)
+
+
+def register_handler(handler: Handler) -> None:
+    """Note a queue's handler. Raises ``ValueError`` if the queue has another one."""
+    name = handler.queue.name
+    if name in _handlers and _handlers[name].function is not handler.function:
+        raise ValueError(f"queue {name!r} has a handler already: {_handlers[name].function!r}")
+    _handlers[name] = handler
+
+
+def registered_handlers(names: Sequence[str] = ()) -> list[Handler]:
+    """Return the handlers of these queues (none named: of all). Raises ``LookupError`` for one that has none."""
+    missing = [name for name in names if name not in _handlers]
+    if missing:
+        raise LookupError(
+            f"no handler is registered for {', '.join(missing)}; there are: {', '.join(sorted(_handlers)) or 'none'}"
+        )
+    return [_handlers[name] for name in names or sorted(_handlers)]
+
+
+def has_handler(name: str) -> bool:
+    """Tell whether a handler is registered for the queue of this name."""
+    return name in _handlers
+
+
+def living_queues() -> list[Queue[Any]]:
+    """Return the queues that are declared in this process."""
+    with _queues_lock:
+        return list(_queues)
+
+
+def find_queue(name: str, using: str | None = None) -> Queue[Any] | None:
+    """Return the queue of this name (on this database alias) that is declared in this process, if there is one."""
+    return next((queue for queue in living_queues() if queue.name == name and using in (None, queue.using)), None)
+
+
+def standing_queues() -> list[Queue[Any]]:
+    """Return the standing queues that are declared in this process, by name."""
+    return sorted(
+        (queue for queue in living_queues() if not queue.declaration.auto_deleted),
+        key=lambda queue: queue.name,
+    )

@@ -1,0 +1,303 @@
+"""Set messages aside, and send them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django_pgqueue import signals
+from django_pgqueue.services import declaring, notifying, session
+from django_pgqueue.services.declaring import Declaration
+
+# Failure texts are capped: the reason is for a person's eye, the traceback is in the log.
+MAX_REASON_LENGTH = 2_000
+
+
+# DEAD_LETTER - set messages aside: to the dead-letter queue of the queue they are on. The move
+# clears expiry, lease and count, which are kept in the history. A queue named *.dead for which none
+# is configured parks its failures: they stay, due in the year 9000, until somebody redrives them. So
+# does every queue whose dead-letter queue has given the message up before: none is visited twice.
+# Fenced by token; with %(tokens)s null, only what nobody holds and what still is expired or spent:
+# several consumers and reapers may find the same message, and it must move once.
+# Locks: the messages in id order, then KEY SHARE on the target's row, in name order.
+# Returns the ids taken, their target (null: parked) and whether each was moved (false: the target
+# does not exist yet).
+DEAD_LETTER = """
+WITH mine AS MATERIALIZED (
+    SELECT id, coalesce(queue_id, orphaned_from) AS name,
+           coalesce(dead_letter_path,
+                    CASE WHEN dead_lettered_from IS NOT NULL THEN jsonb_build_array(dead_lettered_from) END,
+                    '[]') AS path
+    FROM django_pgqueue_messagequeueitem
+    WHERE id = ANY (%(ids)s)
+      AND CASE WHEN %(tokens)s::uuid[] IS NULL
+               THEN (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+                    AND (expires_at <= statement_timestamp()
+                         OR delivery_count >= (SELECT max_deliveries
+                                               FROM django_pgqueue_messagequeue
+                                               WHERE name = queue_id))
+               ELSE (id, lease_token) IN (SELECT * FROM unnest(%(ids)s::bigint[], %(tokens)s::uuid[]))
+          END
+    ORDER BY id
+    FOR UPDATE
+), wanted AS MATERIALIZED (
+    SELECT mine.id, mine.name, mine.path,
+           coalesce(queue.dead_letter,
+                    CASE WHEN queue.name IS NULL THEN %(dead_letter)s END,
+                    CASE WHEN right(mine.name, 5) <> '.dead' THEN mine.name || '.dead' END) AS target
+    FROM mine LEFT JOIN django_pgqueue_messagequeue AS queue ON queue.name = mine.name
+), route AS MATERIALIZED (
+    SELECT id, name, path,
+           target = name OR path ? target AS is_cycle,
+           CASE WHEN target <> name AND NOT path ? target THEN target END AS target
+    FROM wanted
+), target AS MATERIALIZED (
+    SELECT name
+    FROM django_pgqueue_messagequeue
+    WHERE name IN (SELECT target FROM route)
+    ORDER BY name
+    FOR KEY SHARE
+), moved AS (
+    UPDATE django_pgqueue_messagequeueitem AS item
+    SET queue_id = coalesce(target.name, item.queue_id),
+        orphaned_from = CASE WHEN target.name IS NULL THEN item.orphaned_from END,
+        read_after = CASE WHEN target.name IS NULL THEN timestamptz '9000-01-01 00:00:00+00'
+                          ELSE statement_timestamp() END,
+        expires_at = NULL,
+        lease_expires_at = NULL,
+        lease_token = NULL,
+        delivery_count = 0,
+        dead_lettered_from = CASE WHEN route.target IS NULL AND route.path <> '[]' THEN route.path ->> -1
+                                  ELSE route.name END,
+        dead_letter_path = CASE WHEN route.target IS NULL AND route.path <> '[]' THEN route.path
+                                ELSE route.path || to_jsonb(route.name) END,
+        dead_lettered_at = statement_timestamp(),
+        failures = jsonb_path_query_array(
+            coalesce(item.failures, '[]') || jsonb_build_object(
+                'at', statement_timestamp(),
+                'queue', coalesce(item.queue_id, item.orphaned_from),
+                'delivery_count', item.delivery_count,
+                'consumer', item.leased_by,
+                'process', (SELECT host || ':' || pid
+                            FROM django_pgqueue_queueconsumer
+                            WHERE id = item.leased_by),
+                'expires_at', item.expires_at,
+                'reason', CASE WHEN route.is_cycle THEN 'cycle: ' ELSE '' END || told.reason),
+            '$[last - 9 to last]')
+    FROM unnest(%(ids)s::bigint[], %(reasons)s::text[]) AS told (id, reason)
+    JOIN route ON route.id = told.id
+    LEFT JOIN target ON target.name = route.target
+    WHERE item.id = ANY (ARRAY(SELECT id FROM mine))
+      AND item.id = told.id
+      AND (target.name IS NOT NULL OR route.target IS NULL)
+    RETURNING item.id
+)
+SELECT route.id, route.target, moved.id IS NOT NULL
+FROM route LEFT JOIN moved USING (id)
+"""
+
+
+def dead_letter(
+    declaration: Declaration,
+    ids: Sequence[int],
+    tokens: Sequence[UUID] | None,
+    reasons: Sequence[str] | str,
+    using: str,
+) -> list[int]:
+    """
+    Set messages aside and return the ids that were taken.
+
+    Fenced by ``tokens``; with None, only messages that nobody holds are taken. The dead-letter
+    queue is made if it is not there.
+    """
+    if isinstance(reasons, str):
+        reasons = [reasons] * len(ids)
+    reason_of = dict(zip(ids, map(sanitize, reasons), strict=True))
+    # Pairs: an id may come with several tokens, when its claimer claimed it again after a lapse.
+    fence: Sequence[UUID | None] = [None] * len(ids) if tokens is None else tokens
+    waiting = list(zip(ids, fence, strict=True))
+    taken: list[int] = []
+    while waiting:
+        rows = session.run(
+            using,
+            DEAD_LETTER,
+            ids=[message_id for message_id, _ in waiting],
+            tokens=None if tokens is None else [token for _, token in waiting],
+            reasons=[reason_of[message_id] for message_id, _ in waiting],
+            dead_letter=declaration.dead_letter,
+        )
+        moved: dict[str | None, list[int]] = {}
+        for message_id, target, done in rows:
+            if done:
+                moved.setdefault(target, []).append(message_id)
+        for target, moved_ids in moved.items():
+            taken += moved_ids
+            _tell_dead_lettered(declaration.name, moved_ids, target, reason_of[moved_ids[0]], using)
+        left = {message_id for message_id, _, done in rows if not done}
+        waiting = [pair for pair in waiting if pair[0] in left]
+        for target in sorted({target for _, target, done in rows if not done}):
+            declaring.ensure_dead_letter_queue(declaration.name, target, using)
+    return taken
+
+
+def _tell_dead_lettered(name: str, ids: list[int], target: str | None, reason: str, using: str) -> None:
+    def tell() -> None:
+        signals.messages_dead_lettered.send_robust(name, using=using, ids=ids, target=target, reason=reason)
+
+    session.once_committed(tell, using)
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Which dead letters: None of a kind means all."""
+
+    ids: list[int] | None = None
+    #: Text that stands in the reason of their last failure.
+    reason: str | None = None
+    #: JSON of headers that they have.
+    headers: str | None = None
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return {"ids": self.ids, "reason": self.reason, "headers": self.headers}
+
+
+# REDRIVE - send dead letters back to the queue that gave them up, due now and with a fresh count.
+# Their history stays. A letter that came through several queues goes one step back.
+# A batch: %(limit)s letters behind id %(after)s, of those that match and died up to %(before)s, so that
+# one which dies again is not met twice by the same redrive.
+# Locks: KEY SHARE on the queue, then the letters in id order, skipping what others hold (a second
+# redrive beside this one takes others).
+# Index: django_pgqueue_item_dead_idx.
+# Returns the ids.
+REDRIVE = """
+WITH queue AS MATERIALIZED (
+    SELECT name FROM django_pgqueue_messagequeue WHERE name = %(name)s FOR KEY SHARE
+), letter AS MATERIALIZED (
+    SELECT id
+    FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
+    WHERE dead_lettered_from = (SELECT name FROM queue)
+      AND id > %(after)s
+      AND dead_lettered_at <= %(before)s
+      AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+      AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
+      AND (%(reason)s::text IS NULL OR strpos(failures -> -1 ->> 'reason', %(reason)s) > 0)
+      AND (%(headers)s::jsonb IS NULL OR headers @> %(headers)s::jsonb)
+    ORDER BY dead_lettered_from, id
+    LIMIT %(limit)s
+    FOR UPDATE OF item SKIP LOCKED
+)
+UPDATE django_pgqueue_messagequeueitem
+SET queue_id = dead_lettered_from,
+    orphaned_from = NULL,
+    read_after = statement_timestamp(),
+    lease_expires_at = NULL,
+    lease_token = NULL,
+    delivery_count = 0,
+    dead_lettered_from = dead_letter_path ->> -2,
+    dead_lettered_at = CASE WHEN dead_letter_path ->> -2 IS NOT NULL THEN dead_lettered_at END,
+    dead_letter_path = nullif(dead_letter_path - -1, '[]')
+WHERE id = ANY (ARRAY(SELECT id FROM letter))
+RETURNING id
+"""
+
+# UNPARK - the same for what a queue has parked: it stays where it is, due now.
+# Index: django_pgqueue_item_claim_idx.
+UNPARK = """
+WITH letter AS MATERIALIZED (
+    SELECT id
+    FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
+    WHERE queue_id = %(name)s
+      AND read_after >= timestamptz '9000-01-01 00:00:00+00'
+      AND dead_lettered_at <= %(before)s
+      AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+      AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
+      AND (%(reason)s::text IS NULL OR strpos(failures -> -1 ->> 'reason', %(reason)s) > 0)
+      AND (%(headers)s::jsonb IS NULL OR headers @> %(headers)s::jsonb)
+    ORDER BY read_after, id
+    LIMIT %(limit)s
+    FOR UPDATE OF item SKIP LOCKED
+)
+UPDATE django_pgqueue_messagequeueitem
+SET read_after = statement_timestamp(),
+    lease_expires_at = NULL,
+    lease_token = NULL,
+    delivery_count = 0
+WHERE id = ANY (ARRAY(SELECT id FROM letter))
+RETURNING id
+"""
+
+
+def redrive(
+    declaration: Declaration, letters: Letters, limit: int, after: int, before: datetime, using: str
+) -> list[int]:
+    """
+    Send a batch of dead letters back to the queue, which is made if it is gone.
+
+    Those behind id ``after`` that died up to ``before``. Returns their ids. Consumers are woken once it
+    is committed.
+    """
+    params = {**letters.params, "name": declaration.name, "limit": limit, "before": before}
+    ids = [message_id for (message_id,) in session.run(using, REDRIVE, **params, after=after)]
+    if len(ids) < limit:
+        ids += [message_id for (message_id,) in session.run(using, UNPARK, **{**params, "limit": limit - len(ids)})]
+    if ids:
+        _tell_redriven(declaration.name, len(ids), using)
+    return ids
+
+
+def _tell_redriven(name: str, count: int, using: str) -> None:
+    def tell() -> None:
+        signals.messages_redriven.send_robust(name, using=using, count=count)
+        notifying.notify(name, using)
+
+    session.once_committed(tell, using)
+
+
+# REDRIVABLE - what the two would take now, counted and changed in nothing.
+REDRIVABLE = """
+SELECT count(*)
+FROM django_pgqueue_messagequeueitem
+WHERE (dead_lettered_from = %(name)s
+       OR (queue_id = %(name)s AND read_after >= timestamptz '9000-01-01 00:00:00+00'
+           AND dead_lettered_at IS NOT NULL))
+  AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+  AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
+  AND (%(reason)s::text IS NULL OR strpos(failures -> -1 ->> 'reason', %(reason)s) > 0)
+  AND (%(headers)s::jsonb IS NULL OR headers @> %(headers)s::jsonb)
+"""
+
+
+def redrivable(name: str, letters: Letters, using: str) -> int:
+    """Count the dead letters that ``redrive`` would take now."""
+    ((count,),) = session.run(using, REDRIVABLE, name=name, **letters.params)
+    return int(count)
+
+
+# FATES - what became of redriven messages: the ids that are still there, and whether each has died
+# again since %(since)s.
+FATES = """
+SELECT id, coalesce(dead_lettered_at > %(since)s, false)
+FROM django_pgqueue_messagequeueitem
+WHERE id = ANY (%(ids)s)
+"""
+
+
+def fates(ids: Sequence[int], since: datetime, using: str) -> dict[int, bool]:
+    """Return, of these messages, those that are still there, and whether each has died again after ``since``."""
+    rows: list[Any] = session.run(using, FATES, ids=list(ids), since=since)
+    return dict(rows)
+
+
+def sanitize(text: object) -> str:
+    """Return text that PostgreSQL can store: no NUL, no lone surrogate, capped."""
+    text = str(text)
+    return storable(text if len(text) <= MAX_REASON_LENGTH else f"{text[:MAX_REASON_LENGTH]}…")
+
+
+def storable(text: str) -> str:
+    """Return text that PostgreSQL can store: no NUL, no lone surrogate."""
+    return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()

@@ -1,0 +1,331 @@
+"""Remove what has expired or fallen idle, and adopt orphans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import connections
+
+from django_pgqueue import signals
+from django_pgqueue.services import consumers, dead_letters, notifying, session
+from django_pgqueue.services.declaring import Declaration
+
+# ORPHANED_NAMES - the queues that orphans belong to and that exist again.
+ORPHANED_NAMES = """
+SELECT queue.name
+FROM django_pgqueue_messagequeue AS queue
+WHERE (SELECT id
+       FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+       WHERE orphaned_from BETWEEN queue.name AND queue.name
+       ORDER BY orphaned_from, id
+       LIMIT 1) IS NOT NULL
+ORDER BY queue.name
+"""
+
+
+def orphaned_names(using: str) -> list[str]:
+    """Return the names of queues that exist and that orphans belong to."""
+    return [name for (name,) in session.run(using, ORPHANED_NAMES)]
+
+
+# ADOPT - give a batch of orphans back to their queue. They come in through the due walk; their
+# expiry and a lease that somebody still holds stay as they are.
+# Locks: KEY SHARE on the queue (no row, nothing to do: a queue that is deleted again meanwhile is
+# not an error), then the orphans in id order, skipping what others hold.
+# Index: django_pgqueue_item_orphan_idx.
+ADOPT = """
+WITH queue AS MATERIALIZED (
+    SELECT name FROM django_pgqueue_messagequeue WHERE name = %(name)s FOR KEY SHARE
+), orphan AS MATERIALIZED (
+    SELECT id
+    FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
+    WHERE orphaned_from = (SELECT name FROM queue)
+    ORDER BY orphaned_from, id
+    LIMIT %(limit)s
+    FOR UPDATE OF item SKIP LOCKED
+)
+UPDATE django_pgqueue_messagequeueitem
+SET queue_id = orphaned_from,
+    orphaned_from = NULL,
+    read_after = coalesce(read_after, statement_timestamp())
+WHERE id = ANY (ARRAY(SELECT id FROM orphan))
+RETURNING id
+"""
+
+
+def adopt(name: str, limit: int, using: str) -> int:
+    """Give up to ``limit`` orphans back to their queue, in a transaction of its own. Returns how many."""
+    count = len(session.run(using, ADOPT, name=name, limit=limit))
+    if count:
+        signals.orphans_adopted.send_robust(name, using=using, count=count)
+        notifying.notify(name, using)
+    return count
+
+
+# EXPIRE - take a batch of expired messages that nobody holds, orphans as well, and delete those for
+# which no dead-letter queue was configured.
+# One walk for both kinds: a search for one of them would read past all of the other kind each time.
+# Locks: the batch, skipping what others hold.
+# Index: django_pgqueue_item_expiry_idx.
+# Returns id, queue, and whether it is still there, for DEAD_LETTER to move.
+EXPIRE = """
+WITH expired AS MATERIALIZED (
+    SELECT id,
+           coalesce(queue_id, orphaned_from) AS name,
+           coalesce((SELECT dead_letter IS NOT NULL
+                     FROM django_pgqueue_messagequeue
+                     WHERE name = queue_id), false) AS is_kept
+    FROM django_pgqueue_messagequeueitem AS item, generate_series(1, (SELECT 1)) AS once
+    WHERE expires_at <= statement_timestamp()
+      AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
+    ORDER BY expires_at
+    LIMIT %(limit)s
+    FOR UPDATE OF item SKIP LOCKED
+), gone AS (
+    DELETE FROM django_pgqueue_messagequeueitem
+    WHERE id = ANY (ARRAY(SELECT id FROM expired WHERE NOT is_kept))
+)
+SELECT id, name, is_kept FROM expired
+"""
+
+
+def expire(limit: int, using: str) -> tuple[int, int]:
+    """
+    Remove a batch of expired messages.
+
+    Returns how many were deleted and how many went to a configured dead-letter queue.
+    """
+    letters: dict[str, list[int]] = {}
+    deleted: dict[str, int] = {}
+    for message_id, name, is_kept in session.run(using, EXPIRE, limit=limit):
+        if is_kept:
+            letters.setdefault(name, []).append(message_id)
+        else:
+            deleted[name] = deleted.get(name, 0) + 1
+    moved = sum(
+        len(dead_letters.dead_letter(Declaration(name), ids, None, "expired", using))
+        for name, ids in sorted(letters.items())
+    )
+    for name, count in deleted.items():
+        signals.messages_expired.send_robust(name, using=using, count=count)
+    return sum(deleted.values()), moved
+
+
+# EXHAUSTED - find lapsed messages that were delivered max_deliveries times. A claim that meets one
+# would dead-letter it; this is for queues that nobody claims from. Bounded: it looks at the head of
+# each queue's two walks. %(patience)s: seconds since the last heartbeat of a consumer that counts.
+EXHAUSTED = """
+SELECT head.id, queue.name
+FROM django_pgqueue_messagequeue AS queue
+CROSS JOIN LATERAL (
+    (SELECT id, lease_expires_at, delivery_count
+     FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+     WHERE queue_id = queue.name AND read_after <= statement_timestamp()
+     ORDER BY read_after, id
+     LIMIT %(limit)s)
+    UNION ALL
+    (SELECT id, lease_expires_at, delivery_count
+     FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+     WHERE queue_id = queue.name AND read_after IS NULL
+     ORDER BY read_after, id
+     LIMIT %(limit)s)
+) AS head
+WHERE head.lease_expires_at <= statement_timestamp()
+  AND head.delivery_count >= queue.max_deliveries
+  AND (queue.paused_at IS NOT NULL
+       OR NOT EXISTS (SELECT
+                      FROM django_pgqueue_queueconsumer AS consumer
+                      WHERE consumer.queues ? queue.name
+                        AND consumer.last_heartbeat > statement_timestamp() - %(patience)s * interval '1 second'))
+"""
+
+
+def dead_letter_exhausted(limit: int, using: str) -> int:
+    """Dead-letter lapsed messages that were delivered too often, at the head of each queue. Returns how many."""
+    found: dict[str, list[int]] = {}
+    for message_id, name in session.run(using, EXHAUSTED, limit=limit, patience=consumers.living_for()):
+        found.setdefault(name, []).append(message_id)
+    reason = "worker lost: the lease lapsed on the last delivery"
+    return sum(
+        len(dead_letters.dead_letter(Declaration(name), ids, None, reason, using))
+        for name, ids in sorted(found.items())
+    )
+
+
+# IDLE_QUEUES - the auto-deleted queues that may be reaped: idle, without any message, and not paused
+# (with its row the operators' pause would be gone).
+IDLE_QUEUES = """
+SELECT name, (extract(epoch FROM statement_timestamp()) - extract(epoch FROM last_active))::float8
+FROM django_pgqueue_messagequeue AS queue
+WHERE auto_deleted
+  AND paused_at IS NULL
+  AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second'
+  AND (SELECT id
+       FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+       WHERE queue_id = queue.name
+       ORDER BY read_after, id
+       LIMIT 1) IS NULL
+ORDER BY name
+"""
+
+
+def idle_queues(idle_for: float, using: str) -> list[tuple[str, float]]:
+    """Return name and idle seconds of the queues that may be reaped."""
+    return [(name, idle) for name, idle in session.run(using, IDLE_QUEUES, idle_for=idle_for)]
+
+
+# REAPABLE - what the reaper would find, counted and changed in nothing.
+# Returns one row: expired, of these with a configured dead-letter queue, orphans to adopt.
+REAPABLE = """
+SELECT count(*) FILTER (WHERE item.expires_at <= statement_timestamp()),
+       count(*) FILTER (WHERE item.expires_at <= statement_timestamp()
+                          AND item.queue_id = queue.name AND queue.dead_letter IS NOT NULL),
+       count(*) FILTER (WHERE item.orphaned_from = queue.name
+                          AND (item.expires_at > statement_timestamp()) IS NOT FALSE)
+FROM django_pgqueue_messagequeueitem AS item
+LEFT JOIN django_pgqueue_messagequeue AS queue
+    ON queue.name = coalesce(item.queue_id, item.orphaned_from)
+WHERE (item.lease_expires_at > statement_timestamp()) IS NOT TRUE
+  AND (item.expires_at <= statement_timestamp() OR item.orphaned_from IS NOT NULL)
+"""
+
+
+def reapable(using: str) -> tuple[int, int, int]:
+    """Count what the reaper would delete as expired, dead-letter as expired, and adopt."""
+    ((expired, moved, orphans),) = session.run(using, REAPABLE)
+    return expired - moved, moved, orphans
+
+
+# LOCK_IDLE_QUEUE, LOCK_BINDINGS, DELETE_IDLE_QUEUE - reap one queue, in one short transaction.
+# The deletion is a statement of its own, because it must have a snapshot that is younger than the
+# locks: a message committed between the snapshot and the lock of a single statement would be cut
+# loose. What it leaves is a tombstone.
+# Locks: the queue's row and its bindings FOR UPDATE. A publisher in flight, to the queue or to a topic,
+# holds KEY SHARE on one of them: skipped. (A topic's publisher locks bindings first and waits for the
+# queue: the reaper never waits, so the two cannot deadlock.)
+# The commit does not wait for the disk: a queue that a crash brings back is idle, and reaped again.
+# Index: the claim index. The foreign key's own search for messages is a statement that the server
+# plans once in a session; a plan from when the table was empty would scan the table at every deletion,
+# so that this transaction wants no such plan.
+LOCK_IDLE_QUEUE = """
+SELECT name, set_config('enable_seqscan', 'off', true), set_config('synchronous_commit', 'off', true)
+FROM django_pgqueue_messagequeue
+WHERE name = %(name)s
+  AND auto_deleted
+  AND paused_at IS NULL
+  AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second'
+FOR UPDATE SKIP LOCKED
+"""
+
+LOCK_BINDINGS = """
+WITH locked AS MATERIALIZED (
+    SELECT id FROM django_pgqueue_topicbinding WHERE queue = %(name)s FOR UPDATE SKIP LOCKED
+)
+SELECT (SELECT count(*) FROM locked) = (SELECT count(*) FROM django_pgqueue_topicbinding WHERE queue = %(name)s)
+"""
+
+DELETE_IDLE_QUEUE = """
+WITH gone AS (
+    DELETE FROM django_pgqueue_messagequeue AS queue
+    WHERE name = %(name)s
+      AND auto_deleted
+      AND paused_at IS NULL
+      AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second'
+      AND (SELECT id
+           FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
+           WHERE queue_id = queue.name
+           ORDER BY read_after, id
+           LIMIT 1) IS NULL
+    RETURNING name,
+              (extract(epoch FROM statement_timestamp()) - extract(epoch FROM last_active))::float8 AS idle_seconds
+), unbound AS (
+    DELETE FROM django_pgqueue_topicbinding WHERE queue IN (SELECT name FROM gone)
+), tombstone AS (
+    INSERT INTO django_pgqueue_queueevent (queue, kind) SELECT name, 'reaped' FROM gone
+)
+SELECT idle_seconds FROM gone
+"""
+
+
+def reap_queue(name: str, idle_for: float, using: str) -> bool:
+    """
+    Delete one queue if it still is idle and empty, and nobody holds its row.
+
+    Its own short transaction. Returns whether it was deleted.
+    """
+    with session.own_transaction(connections[using]) as cursor:
+        cursor.execute(LOCK_IDLE_QUEUE, {"name": name, "idle_for": idle_for})
+        if cursor.fetchone() is None:
+            return False
+        cursor.execute(LOCK_BINDINGS, {"name": name})
+        if not cursor.fetchone()[0]:
+            return False
+        # A statement of its own, for a snapshot that is younger than the locks.
+        cursor.execute(DELETE_IDLE_QUEUE, {"name": name, "idle_for": idle_for})
+        row = cursor.fetchone()
+    if row is None:
+        return False
+    signals.queue_reaped.send_robust(name, using=using, idle_seconds=row[0])
+    return True
+
+
+# FORGET_EVENTS - drop tombstones, and what became of them, a week old or older: a batch.
+FORGET_EVENTS = """
+DELETE FROM django_pgqueue_queueevent
+WHERE id = ANY (ARRAY(SELECT id
+                      FROM django_pgqueue_queueevent
+                      WHERE at < statement_timestamp() - %(age)s * interval '1 second'
+                      ORDER BY at
+                      LIMIT %(limit)s))
+RETURNING id
+"""
+
+
+def forget_events(age: float, limit: int, using: str) -> int:
+    """Remove a batch of events that are ``age`` seconds old or older. Returns how many."""
+    return len(session.run(using, FORGET_EVENTS, age=age, limit=limit))
+
+
+# FORGET_BODIES - drop what did not fit into a notification and has been there long enough: a batch.
+FORGET_BODIES = """
+DELETE FROM django_pgqueue_topicbody
+WHERE id = ANY (ARRAY(SELECT id
+                      FROM django_pgqueue_topicbody
+                      WHERE expires_at <= statement_timestamp()
+                      ORDER BY expires_at
+                      LIMIT %(limit)s))
+RETURNING id
+"""
+
+
+def forget_bodies(limit: int, using: str) -> int:
+    """Remove a batch of topic bodies that have been there long enough. Returns how many."""
+    return len(session.run(using, FORGET_BODIES, limit=limit))
+
+
+# RECORD_RUN - note that a run of the reaper has ended, and what it did.
+RECORD_RUN = """
+INSERT INTO django_pgqueue_reaperrun (id, seconds, report)
+VALUES (1, %(seconds)s, %(report)s::jsonb)
+ON CONFLICT (id) DO UPDATE
+SET finished_at = statement_timestamp(), seconds = %(seconds)s, report = %(report)s::jsonb
+"""
+
+
+def record_run(seconds: float, report: Mapping[str, Any], using: str) -> None:
+    """Note that a run of the reaper has ended, and what it did."""
+    session.run(using, RECORD_RUN, seconds=seconds, report=json.dumps(report))
+
+
+# LAST_RUN - seconds since a run of the reaper ended.
+LAST_RUN = """
+SELECT extract(epoch FROM statement_timestamp() - finished_at)::float8 FROM django_pgqueue_reaperrun
+"""
+
+
+def last_run_age(using: str) -> float | None:
+    """Return the seconds since a run of the reaper ended. None: none ever did."""
+    rows = session.run(using, LAST_RUN)
+    return rows[0][0] if rows else None
