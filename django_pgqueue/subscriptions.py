@@ -23,7 +23,7 @@ from weakref import finalize
 from django_pgqueue import instrumentation, signals
 from django_pgqueue.conf import settings
 from django_pgqueue.runtime.guard import ConnectionGuard
-from django_pgqueue.runtime.listener import Ear, listener_of
+from django_pgqueue.runtime.listener import ChannelSet, listener_of
 from django_pgqueue.services import notifying, topics
 
 logger = logging.getLogger("django_pgqueue")
@@ -75,17 +75,17 @@ class Subscription:
         self.is_closed = False
         self._alias = settings.LISTEN_DATABASE or using
         self._listener = listener_of(self._alias)
-        self._ear = Ear({notifying.topic_channel(topic): self._receive})
+        self._channels = ChannelSet({notifying.topic_channel(topic): self._receive})
 
     def open(self) -> None:
         """Begin to listen, soon."""
-        self._listener.add(self._ear)
+        self._listener.add(self._channels)
 
     def close(self) -> None:
         """End it. What is buffered is dropped; a callback that runs ends normally."""
         # No lock here: see Listener.remove.
         self.is_closed = True
-        self._listener.remove(self._ear)
+        self._listener.remove(self._channels)
         self._wake()
 
     def __enter__(self) -> Self:
@@ -99,11 +99,11 @@ class Subscription:
     @property
     def is_listening(self) -> bool:
         """Whether messages arrive at present: not before the first connect, nor while the database is away."""
-        return self._ear.listening.is_set() and not self.is_closed
+        return self._channels.listening.is_set() and not self.is_closed
 
     def wait_until_listening(self, timeout: float) -> bool:
         """Wait for that, at most ``timeout`` seconds. Returns whether it is so."""
-        return self._ear.listening.wait(timeout)
+        return self._channels.listening.wait(timeout)
 
     def take(self) -> TopicMessage | None:
         """Return the oldest message, or None where there is none, or none any more."""

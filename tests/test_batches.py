@@ -400,7 +400,7 @@ def test_a_batch_consumer_is_woken(queue: Queue, settings: Any) -> None:
         go.wait(20)
 
     with consuming(Consumer([queue.make_handler(handle, batch=50)])) as consumer:
-        wait_until(consumer._ear.listening.is_set)
+        wait_until(consumer._channels.listening.is_set)
         queue.publish(0)
         wait_until(lambda: seen)
         queue.publish_many(range(1, 31))

@@ -142,7 +142,7 @@ def test_a_consumer_with_its_listener(connected):
         running = thread.start(consumer.run)
         try:
             wait_until(lambda: len(handled) == 50)
-            wait_until(lambda: consumer._ear.listening.is_set())
+            wait_until(lambda: consumer._channels.listening.is_set())
             with transaction.atomic():
                 queue.publish(50)
             wait_until(lambda: len(handled) == 51, timeout=4, what="the wake-up")

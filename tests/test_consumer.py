@@ -154,7 +154,7 @@ def test_a_publish_wakes_the_consumer(slow_poll: None) -> None:
     queue = Queue("q")
     seen: list[Any] = []
     with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])) as consumer:
-        wait_until(lambda: consumer._ear.listening.is_set())
+        wait_until(lambda: consumer._channels.listening.is_set())
         for number in range(5):
             time.sleep(0.15)  # Let it fall asleep again.
             queue.publish(number)
@@ -166,7 +166,7 @@ def test_a_burst_that_is_notified_once_is_handled_whole(slow_poll: None) -> None
     queue = Queue("q")
     seen: list[Any] = []
     with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])) as consumer:
-        wait_until(lambda: consumer._ear.listening.is_set())
+        wait_until(lambda: consumer._channels.listening.is_set())
         for _ in range(10):
             time.sleep(0.1)
             before = len(seen)
@@ -186,10 +186,10 @@ def test_a_wake_up_during_the_last_look_is_not_lost(slow_poll: None, monkeypatch
 
     def look(name: str, using: str) -> claiming.Look:
         found = real_look(name, using)
-        if consumer._ear.listening.is_set() and not published.is_set():
+        if consumer._channels.listening.is_set() and not published.is_set():
             queue.publish("in between")
             # What the listener's thread does when the notification arrives.
-            consumer._receiver(consumer._lanes[0])("")
+            consumer._receiver(consumer.lanes[0])("")
             published.set()
         return found
 
@@ -206,7 +206,7 @@ def test_a_delayed_message_is_handled_when_it_is_due(slow_poll: None) -> None:
     queue = Queue("q")
     seen: list[Any] = []
     with consuming(Consumer([queue.make_handler(lambda message: seen.append(time.monotonic()))])) as consumer:
-        wait_until(lambda: consumer._ear.listening.is_set())
+        wait_until(lambda: consumer._channels.listening.is_set())
         began = time.monotonic()
         queue.publish("now", delay=0.6)
         wait_until(lambda: seen, 5)
@@ -306,7 +306,7 @@ def test_a_suspect_waits_until_nothing_is_held(settings: Any) -> None:
     with consuming(consumer):
         wait_until(lambda: gate.inside == ["long"])
         make_message("q", "suspect", lease=-1)
-        wait_until(lambda: consumer._lanes[0].suspect_waiting)
+        wait_until(lambda: consumer.lanes[0].suspect_waiting)
         queue.publish("fresh")
         time.sleep(0.3)  # Three polls.
         assert gate.seen == ["long"]
@@ -384,7 +384,7 @@ def test_what_is_given_back_wakes_another_consumer(slow_poll: None) -> None:
         wait_until(lambda: MessageQueueItem.objects.leased().count() == 6)
         idle = Consumer([queue.make_handler(lambda message: seen.append(message.payload))])
         with consuming(idle):
-            wait_until(lambda: idle._lanes[0].next_look > time.monotonic() + 30)
+            wait_until(lambda: idle.lanes[0].next_look > time.monotonic() + 30)
             stopping.stop()
             wait_until(lambda: seen == [1, 2, 3, 4, 5], 5)
         first.open()

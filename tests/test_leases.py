@@ -106,7 +106,7 @@ def test_a_message_whose_lease_was_taken_is_not_started() -> None:
                 "UPDATE django_pgqueue_messagequeueitem SET lease_token = gen_random_uuid(),"
                 " lease_expires_at = now() + interval '1 hour' WHERE payload = '2'"
             )
-        (lane,) = consumer._lanes
+        (lane,) = consumer.lanes
         wait_until(lambda: [held for held in list(lane.held.values()) if held.lost])
         go_on.set()
         wait_until(lambda: len(lane.held) == 0)
@@ -119,7 +119,7 @@ def test_nothing_starts_on_an_old_confirmation() -> None:
     """A process that was stopped and goes on finds that half a lease has passed since the last extension."""
     queue = Queue("q", lease=60)
     consumer = Consumer([queue.make_handler(print)])
-    (lane,) = consumer._lanes
+    (lane,) = consumer.lanes
     queue.publish(1)
     (message,) = queue.claim()
     now = time.monotonic()
@@ -136,10 +136,10 @@ def test_an_extension_that_is_late_but_in_time_is_warned_of(
     queue = Queue("q", lease=60)
     queue.publish(1)
     consumer = Consumer([queue.make_handler(lambda message: None)])
-    (lane,) = consumer._lanes
+    (lane,) = consumer.lanes
     (message,) = queue.claim()
     lane.held[message.id] = held = Held(message, time.monotonic() - age)
-    consumer._extend()
+    consumer.leases.extend()
     assert not held.lost and time.monotonic() - held.confirmed < 10
     assert (f"leases extended late queue=q ids=[{message.id}]" in caplog.text) is is_late
 

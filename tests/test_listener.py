@@ -9,7 +9,7 @@ import pytest
 from django.db import transaction
 
 from django_pgqueue import Queue
-from django_pgqueue.runtime.listener import Ear, Receive, listener_of
+from django_pgqueue.runtime.listener import ChannelSet, Receive, listener_of
 from django_pgqueue.services import notifying
 from tests.support import connect, payloads, wait_until
 from tests.testapp.models import Seen
@@ -38,16 +38,16 @@ def terminate(pid: int) -> None:
 def listening(*names: str) -> Iterator[list[str | None]]:
     """Listen to queues' channels. Gives the list of what was heard: None for each when listening begins or ends."""
     heard: list[str | None] = []
-    ear = Ear({notifying.channel(name): receiver(heard, name) for name in names})
+    channel_set = ChannelSet({notifying.channel(name): receiver(heard, name) for name in names})
     listener = listener_of("default")
-    listener.add(ear)
+    listener.add(channel_set)
     try:
-        wait_until(lambda: ear.listening.is_set() and len(heard) == len(names))
+        wait_until(lambda: channel_set.listening.is_set() and len(heard) == len(names))
         yield heard
     finally:
-        listener.remove(ear)
+        listener.remove(channel_set)
     wait_until(lambda: not listeners())
-    assert not ear.listening.is_set()
+    assert not channel_set.listening.is_set()
 
 
 def receiver(heard: list[str | None], name: str) -> Receive:
@@ -88,14 +88,14 @@ def test_all_users_of_a_process_share_one_connection() -> None:
     with listening("a") as first:
         ((pid, *_),) = listeners()
         second: list[str | None] = []
-        ear = Ear({notifying.channel(name): receiver(second, name) for name in ("a", "b")})
-        listener_of("default").add(ear)
+        channel_set = ChannelSet({notifying.channel(name): receiver(second, name) for name in ("a", "b")})
+        listener_of("default").add(channel_set)
         wait_until(lambda: second == [None, None])
         assert [row[0] for row in listeners()] == [pid]
         Queue("b").publish(1)
         Queue("a").publish(1)
         wait_until(lambda: second[2:] == ["b", "a"] and first == [None, "a"])
-        listener_of("default").remove(ear)
+        listener_of("default").remove(channel_set)
         time.sleep(0.06)  # A wake-up within NOTIFY_INTERVAL is not sent again.
         Queue("a").publish(1)
         wait_until(lambda: first == [None, "a", "a"])

@@ -24,8 +24,8 @@ DEADLINE = 20.0
 
 
 def topics() -> int:
-    """Return how many ears are open in this process."""
-    return sum(len(one._ears) for one in listener._listeners.values())
+    """Return how many sets are open in this process."""
+    return sum(len(one._sets) for one in listener._listeners.values())
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -208,8 +208,8 @@ def test_a_resume_wakes_the_consumers(queue: Queue, settings: Any) -> None:
     queue.publish(1)
     seen: list[Any] = []
     with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])) as consumer:
-        wait_until(consumer._ear.listening.is_set)
-        wait_until(lambda: consumer._lanes[0].next_look > time.monotonic() + 30)
+        wait_until(consumer._channels.listening.is_set)
+        wait_until(lambda: consumer.lanes[0].next_look > time.monotonic() + 30)
         assert seen == []
         queue.resume()
         wait_until(lambda: seen == [1], 10)
@@ -221,12 +221,12 @@ def test_a_resume_right_after_a_publish_wakes_them_too(queue: Queue, settings: A
     queue.pause()
     seen: list[Any] = []
     with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])) as consumer:
-        wait_until(consumer._ear.listening.is_set)
-        wait_until(lambda: consumer._lanes[0].next_look > time.monotonic() + 30)
+        wait_until(consumer._channels.listening.is_set)
+        wait_until(lambda: consumer.lanes[0].next_look > time.monotonic() + 30)
         time.sleep(2)
         queue.publish(1)
         # Woken, it found the queue paused, and will look again.
-        wait_until(lambda: consumer._lanes[0].next_look < time.monotonic() + 30)
+        wait_until(lambda: consumer.lanes[0].next_look < time.monotonic() + 30)
         queue.resume()
         wait_until(lambda: seen == [1], 15)
 

@@ -375,9 +375,9 @@ def test_a_redrive_wakes_the_consumers(queue: Queue, settings: Any) -> None:
     handled: list[Any] = []
     consumer = Consumer([queue.make_handler(lambda message: handled.append(message.payload))])
     with consuming(consumer):
-        wait_until(consumer._ear.listening.is_set)
+        wait_until(consumer._channels.listening.is_set)
         # Its last look is over.
-        wait_until(lambda: consumer._lanes[0].next_look > time.monotonic() + 30)
+        wait_until(lambda: consumer.lanes[0].next_look > time.monotonic() + 30)
         queue.redrive()
         wait_until(lambda: handled == [1], 10)
 

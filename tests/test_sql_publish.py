@@ -204,7 +204,9 @@ def test_notify_wakes_a_consumer_at_once(session: Session, name: str, settings: 
     consumer = Consumer([queue.make_handler(lambda message: seen.append(message.payload))])
     with consuming(consumer):
         # As long as it is not heard it polls. From here on it sleeps.
-        wait_until(lambda: consumer._ear.listening.is_set() and consumer._lanes[0].next_look - time.monotonic() > 60)
+        wait_until(
+            lambda: consumer._channels.listening.is_set() and consumer.lanes[0].next_look - time.monotonic() > 60
+        )
         insert = "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) VALUES (%s, '1')"
         session.execute(insert, [name])
         session.execute(sql.SQL("NOTIFY {}").format(sql.Identifier(f"django_pgqueue:{name}")))

@@ -278,7 +278,7 @@ def test_a_lost_lease_ends_the_attempt_silently(told):
     MessageQueueItem.objects.update(lease_token="00000000-0000-0000-0000-000000000000")
     assert attempt.settle(handler_module.ACK) == handler_module.LOST
     attempt.error = ValueError()
-    assert attempt.settle(handler_module.Outcome("nack", "failed")) == handler_module.LOST
+    assert attempt.settle(handler_module.Settlement(handler_module.Outcome.NACK, "failed")) == handler_module.LOST
     assert handler.function(message) is None
     assert MessageQueueItem.objects.count() == 1 and TaskRun.objects.get().status == "RUNNING"
     assert [word for word, *_ in told] == ["started"]
@@ -331,7 +331,7 @@ def test_while_the_database_is_away_a_finished_task_waits():
     with second_session() as other:
         pid = connections["default"].connection.info.backend_pid
         other.execute("SELECT pg_terminate_backend(%s)", [pid])
-    assert attempt.settle(handler_module.ACK).verb == "settled"
+    assert attempt.settle(handler_module.ACK).outcome is handler_module.Outcome.SETTLED
     assert known(result).status == SUCCESSFUL
 
 

@@ -1,17 +1,16 @@
-"""A handler, and how a message ends."""
+"""A handler, and what becomes of a message that it was called with."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 from django_pgqueue.message import Message
 from django_pgqueue.services.declaring import Declaration
 
 ACK_MODES = ("late", "early", "atomic")
-
-
 #: Of a handler that settles its messages by itself: it returns an ``Attempt``, or None where the lease was lost.
 OWN_ACK = "own"
 
@@ -59,15 +58,49 @@ class Handler:
         return self.is_async or self.async_function is not None
 
 
+class Outcome(Enum):
+    """What becomes of a message."""
+
+    ACK = "ack"
+    NACK = "nack"
+    REJECT = "reject"
+    RELEASE = "release"
+
+    #: Nothing is left to do: it was acked already,
+    SETTLED = "settled"
+    #: its lease was lost,
+    LOST = "lost"
+    #: it was given back after a failure,
+    FAILED = "failed"
+    #: it became a dead letter.
+    GIVEN_UP = "given up"
+
+    @property
+    def is_success(self) -> bool:
+        """Whether its handler has done its work."""
+        return self is Outcome.ACK or self is Outcome.SETTLED
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it counts as failed, unless it became a dead letter."""
+        return self is Outcome.NACK or self is Outcome.REJECT or self is Outcome.FAILED
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether it comes back after a delay."""
+        return self is Outcome.NACK or self is Outcome.FAILED
+
+    @property
+    def label(self) -> str:
+        """The word for instruments: who has settled a message makes no difference to them."""
+        return "ack" if self is Outcome.SETTLED else self.value
+
+
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """
-    How a message ended: "ack", "nack", "reject", "release".
+class Settlement:
+    """What becomes of a message, why, and for a retry after how many seconds."""
 
-    With nothing left to do: "settled", "lost" (its lease), "failed" (given back), "given up".
-    """
-
-    verb: str
+    outcome: Outcome
     reason: str = ""
     delay: float = 0.0
     #: What has to settle it, of a handler that does so by itself.
@@ -79,16 +112,10 @@ class Attempt(Protocol):
 
     error: BaseException | None
 
-    def settle(self, outcome: Outcome, /) -> Outcome: ...
+    def settle(self, settlement: Settlement, /) -> Settlement: ...
 
 
-ACK = Outcome("ack")
-
-
-RELEASE = Outcome("release")
-
-
-SETTLED = Outcome("settled")
-
-
-LOST = Outcome("lost")
+ACK = Settlement(Outcome.ACK)
+RELEASE = Settlement(Outcome.RELEASE)
+SETTLED = Settlement(Outcome.SETTLED)
+LOST = Settlement(Outcome.LOST)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from django_pgqueue.consumer.handler import ConsumableQueue, Handler, Outcome
+from django_pgqueue.consumer.handler import RELEASE, ConsumableQueue, Handler, Outcome, Settlement
 from django_pgqueue.consumer.low_water import LowWaterMark
 from django_pgqueue.message import Message
 from django_pgqueue.services.minutes import Tally
@@ -46,9 +46,11 @@ class Lane:
     concurrency: int
     held: dict[int, Held] = field(default_factory=dict)
     waiting: SimpleQueue[Held | None] = field(default_factory=SimpleQueue)
-    finished: deque[tuple[Held, Outcome]] = field(default_factory=deque)
+    finished: deque[tuple[Held, Settlement]] = field(default_factory=deque)
     #: Monotonic time at which the first of ``finished`` came in.
     finished_since: float = 0.0
+    #: How many messages were claimed, but for those that were given back without a start.
+    claimed: int = 0
     #: Monotonic time of the next claim, and whether one more follows it before the lane sleeps.
     next_look: float = 0.0
     look_again: bool = True
@@ -56,10 +58,10 @@ class Lane:
     asked: float = 0.0
     #: Set by other threads: somebody published since the last claim was sent.
     woken: bool = False
-    #: What became of messages, when they were published, and how much of it is told: each is written by one thread.
+    #: What became of messages, when they were published, and how much of it is reported: each is written by one thread.
     tally: Tally = Tally()
     published: dict[int, int] = field(default_factory=dict)
-    told: Tally = Tally()
+    reported: Tally = Tally()
     #: A claim met a suspect and left it; how many were taken in a row.
     suspect_waiting: bool = False
     suspects_in_row: int = 0
@@ -109,13 +111,28 @@ class Lane:
             with contextlib.suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.arrived.set)
 
-    def count(self, verb: str, messages: Sequence[Message], dead_lettered: int) -> None:
+    def give_back_waiting(self) -> None:
+        """Let what has not started be released."""
+        for waiting in {self.waiting, self.loop_waiting}:
+            with contextlib.suppress(Empty):
+                while held := waiting.get_nowait():
+                    self.finished.append((held, RELEASE))
+
+    def finish(self, held: Held, settlement: Settlement) -> bool:
+        """Let a message be settled. Returns whether the claiming thread is to be woken. From any thread."""
+        self.finished.append((held, settlement))
+        # Workers may append at the same time, and then none of them sees a length of 1.
+        if len(self.finished) <= self.concurrency:
+            self.finished_since = time.monotonic()
+            return True
+        return len(self.finished) >= SETTLE_BATCH or self.waiting.empty()
+
+    def count(self, outcome: Outcome, messages: Sequence[Message], dead_lettered: int) -> None:
         """Note how messages were settled, and that so many of them were given up."""
         rest = len(messages) - dead_lettered
-        is_failure = verb in ("nack", "reject", "failed")
         self.tally = Tally(
-            self.tally.handled + (0 if is_failure else rest),
-            self.tally.failed + (rest if is_failure else 0),
+            self.tally.handled + (0 if outcome.is_failure else rest),
+            self.tally.failed + (rest if outcome.is_failure else 0),
             self.tally.dead_lettered + dead_lettered,
         )
         published = self.published

@@ -23,7 +23,7 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 
 from django_pgqueue import instrumentation, signals
 from django_pgqueue.conf import database_alias
-from django_pgqueue.consumer.workers import text_of
+from django_pgqueue.consumer.outcomes import text_of
 from django_pgqueue.exceptions import LeaseLost
 from django_pgqueue.instrumentation import Handling, Publication, Target, Traced
 from django_pgqueue.monitoring import gauges as gauges_module

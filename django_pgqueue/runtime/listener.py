@@ -43,7 +43,7 @@ PROOF_INTERVAL = 300.0
 Receive = Callable[[str | None], None]
 
 
-class Ear:
+class ChannelSet:
     """What one user of the connection wants to hear: what to call for each channel."""
 
     def __init__(self, channels: Mapping[str, Receive]) -> None:
@@ -55,7 +55,7 @@ class Ear:
 
 class Listener:
     """
-    LISTEN on the channels of all ears, over one connection.
+    LISTEN on the channels of all sets, over one connection.
 
     A database fault never ends it: it connects again, and calls every receiver with None.
     """
@@ -63,41 +63,41 @@ class Listener:
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self._lock = threading.Lock()
-        self._ears: tuple[Ear, ...] = ()
+        self._sets: tuple[ChannelSet, ...] = ()
         self._thread: threading.Thread | None = None
-        self._told_deaf = False
+        self._reported_deaf = False
 
-    def add(self, ear: Ear) -> None:
-        """Let an ear hear; soon, its ``listening`` tells when."""
+    def add(self, channel_set: ChannelSet) -> None:
+        """Listen to these channels too; soon, its ``listening`` tells when."""
         with self._lock:
-            self._ears = (*self._ears, ear)
+            self._sets = (*self._sets, channel_set)
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="pgqueue listener", daemon=True)
                 thread.start()
                 self._thread = thread
 
-    def remove(self, ear: Ear) -> None:
+    def remove(self, channel_set: ChannelSet) -> None:
         """
-        End that, soon. The connection is closed after the last ear.
+        End that, soon. The connection is closed after the last set.
 
         Takes no lock: the garbage collector calls it too, in any thread, whatever that holds just then.
         """
-        ear.is_removed = True
+        channel_set.is_removed = True
 
     def _is_needed(self) -> bool:
         with self._lock:
             if self._thread is not threading.current_thread():
-                # This one has ended, and is only closing its connection: whoever added an ear since has
+                # This one has ended, and is only closing its connection: whoever added a set since has
                 # started another.
                 return False
-            removed = [ear for ear in self._ears if ear.is_removed]
+            removed = [channel_set for channel_set in self._sets if channel_set.is_removed]
             if removed:
-                self._ears = tuple(ear for ear in self._ears if ear not in removed)
-            for ear in removed:
-                ear.listening.clear()
-            if not self._ears:
+                self._sets = tuple(channel_set for channel_set in self._sets if channel_set not in removed)
+            for channel_set in removed:
+                channel_set.listening.clear()
+            if not self._sets:
                 self._thread = None
-            return bool(self._ears)
+            return bool(self._sets)
 
     def _run(self) -> None:
         outage = Outage("listener")
@@ -116,11 +116,11 @@ class Listener:
                 self._wait(LONGEST_RETRY)
 
     def _stop_listening(self) -> None:
-        for ear in self._ears if self._is_needed() else ():
-            if ear.listening.is_set():
-                ear.listening.clear()
+        for channel_set in self._sets if self._is_needed() else ():
+            if channel_set.listening.is_set():
+                channel_set.listening.clear()
                 # Who sleeps until the next poll polls more often from now on.
-                for receive in ear.channels.values():
+                for receive in channel_set.channels.values():
                     _call(receive, None)
 
     def _wait(self, seconds: float) -> None:
@@ -144,8 +144,8 @@ class Listener:
         self._receive(raw)
 
     def _poll_only(self) -> None:
-        if not self._told_deaf:
-            self._told_deaf = True
+        if not self._reported_deaf:
+            self._reported_deaf = True
             logger.warning(
                 "polling only: no notification arrives through the pooler; LISTEN_DATABASE may name an alias"
                 " that goes to the server itself database=%s",
@@ -154,39 +154,39 @@ class Listener:
         self._wait(PROOF_INTERVAL)
 
     def _receive(self, raw: psycopg.Connection[Any]) -> None:
-        ears: tuple[Ear, ...] = ()
-        ears_of: dict[str, list[Ear]] = {}
+        sets: tuple[ChannelSet, ...] = ()
+        sets_of: dict[str, list[ChannelSet]] = {}
         proven = time.monotonic()
         while self._is_needed():
-            if self._ears is not ears:
-                ears, ears_of = self._listen_to_changed(raw, self._ears, ears_of)
+            if self._sets is not sets:
+                sets, sets_of = self._listen_to_changed(raw, self._sets, sets_of)
             # To the end of the generator: leaving it early would lose the rest of the batch, and while it
             # runs the connection is taken, which a receiver may need.
             for notify in list(raw.notifies(timeout=TICK, stop_after=1)):
-                for ear in ears_of.get(notify.channel, ()):
-                    if not ear.is_removed:
-                        _call(ear.channels[notify.channel], notify.payload)
+                for channel_set in sets_of.get(notify.channel, ()):
+                    if not channel_set.is_removed:
+                        _call(channel_set.channels[notify.channel], notify.payload)
             if time.monotonic() - proven > LIVENESS_INTERVAL:
                 prove_alive(raw)
                 proven = time.monotonic()
 
     def _listen_to_changed(
-        self, raw: psycopg.Connection[Any], ears: tuple[Ear, ...], before: Mapping[str, list[Ear]]
-    ) -> tuple[tuple[Ear, ...], dict[str, list[Ear]]]:
-        ears_of: dict[str, list[Ear]] = {}
-        for ear in ears:
-            for channel in ear.channels:
-                ears_of.setdefault(channel, []).append(ear)
-        for channel in ears_of.keys() - before.keys():
+        self, raw: psycopg.Connection[Any], sets: tuple[ChannelSet, ...], before: Mapping[str, list[ChannelSet]]
+    ) -> tuple[tuple[ChannelSet, ...], dict[str, list[ChannelSet]]]:
+        sets_of: dict[str, list[ChannelSet]] = {}
+        for channel_set in sets:
+            for channel in channel_set.channels:
+                sets_of.setdefault(channel, []).append(channel_set)
+        for channel in sets_of.keys() - before.keys():
             raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-        for channel in before.keys() - ears_of.keys():
+        for channel in before.keys() - sets_of.keys():
             raw.execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
-        for ear in ears:
-            if not ear.listening.is_set():
-                ear.listening.set()
-                for receive in ear.channels.values():
+        for channel_set in sets:
+            if not channel_set.listening.is_set():
+                channel_set.listening.set()
+                for receive in channel_set.channels.values():
                     _call(receive, None)
-        return ears, ears_of
+        return sets, sets_of
 
 
 def hears(raw: psycopg.Connection[Any], sender: str) -> bool:

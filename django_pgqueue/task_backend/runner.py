@@ -23,7 +23,7 @@ from django.dispatch import Signal
 from django.utils.module_loading import import_string
 
 from django_pgqueue.conf import settings
-from django_pgqueue.consumer.handler import LOST, ConsumableQueue, Outcome
+from django_pgqueue.consumer.handler import LOST, ConsumableQueue, Outcome, Settlement
 from django_pgqueue.exceptions import Reject
 from django_pgqueue.message import Message, encode
 from django_pgqueue.runtime.loop import DATABASE_FAULTS, Outage, is_passing
@@ -215,38 +215,41 @@ class Attempt:
         self.returned = encode(value, settings.MAX_PAYLOAD_BYTES, "return value")
         set_on(self.result, _return_value=value)
 
-    def settle(self, outcome: Outcome) -> Outcome:
+    def settle(self, settlement: Settlement) -> Settlement:
         """
-        Settle the message and keep the result, as ``outcome`` says; tell that the task has finished, if it has.
+        Settle the message and keep the result, as ``settlement`` says; tell that the task has finished, if it has.
 
         Returns what is left to do. While the database is away it waits: the work is done, and must not be done again.
         """
-        if outcome.verb != "ack":
+        outcome = settlement.outcome
+        if outcome is not Outcome.ACK:
             self._note_error()
         if not self.keeps_result:
-            return self._settle_without(outcome)
-        if outcome.verb == "ack":
+            return self._settle_without(settlement)
+        if outcome is Outcome.ACK:
             finished_at = self._patiently(
                 lambda: tasks.finish_run(self.run, self.returned, self.queue.using),
             )
-            return LOST if finished_at is None else self._ended("settled", finished_at)
-        delay = outcome.delay if outcome.verb == "nack" else None
+            return LOST if finished_at is None else self._ended(Outcome.SETTLED, finished_at)
+        delay, reason = settlement.delay if outcome is Outcome.NACK else None, settlement.reason
         failed = self._patiently(
-            lambda: tasks.fail_run(self.queue.declaration, self.run, delay, outcome.reason, self.queue.using)
+            lambda: tasks.fail_run(self.queue.declaration, self.run, delay, reason, self.queue.using)
         )
         if failed is None:
             return LOST
         given_up, finished_at = failed
-        return self._ended("given up", finished_at) if given_up else Outcome("failed", outcome.reason, outcome.delay)
+        if given_up:
+            return self._ended(Outcome.GIVEN_UP, finished_at)
+        return Settlement(Outcome.FAILED, reason, settlement.delay)
 
-    def _settle_without(self, outcome: Outcome) -> Outcome:
+    def _settle_without(self, settlement: Settlement) -> Settlement:
         """Leave it to the consumer, which settles many at once."""
         is_last = self.run.message.delivery_count >= self.queue.declaration.max_deliveries
-        if outcome.verb != "nack" or is_last:
-            self._ended(outcome.verb, session.now(self.queue.using))
-        return outcome
+        if settlement.outcome is not Outcome.NACK or is_last:
+            self._ended(settlement.outcome, session.now(self.queue.using))
+        return settlement
 
-    def _ended(self, verb: str, finished_at: datetime) -> Outcome:
+    def _ended(self, outcome: Outcome, finished_at: datetime) -> Settlement:
         if self.result is not None:
             status = TaskResultStatus.FAILED if self.error is not None else TaskResultStatus.SUCCESSFUL
             set_on(self.result, status=status, finished_at=finished_at)
@@ -258,7 +261,7 @@ class Attempt:
                 self._tell(task_finished)
             else:
                 self._tell(task_finished)
-        return Outcome(verb)
+        return Settlement(outcome)
 
     def _tell(self, signal: Signal) -> None:
         signal.send_robust(self.sender, task_result=self.result)

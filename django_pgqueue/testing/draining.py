@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from django_pgqueue import signals
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.consumer.handler import OWN_ACK, Attempt, Handler
-from django_pgqueue.consumer.workers import call, errors_in
+from django_pgqueue.consumer.outcomes import call, errors_in
 from django_pgqueue.exceptions import Nack, Reject
 from django_pgqueue.message import Message
 from django_pgqueue.models import MessageQueueItem
@@ -112,8 +112,14 @@ def run(handlers: Sequence[Handler], *, limit: int | None, include_delayed: bool
         done = watch.done
         while done.deliveries < most:
             # One at a time where the first error ends it: what is held beyond that would be handled.
-            alone = {"concurrency": 1, "prefetch": 1} if raises else {}
-            consumer = Consumer(watch.handlers, drain=True, max_messages=most - done.deliveries, **alone)
+            most_held = 1 if raises else None
+            consumer = Consumer(
+                watch.handlers,
+                concurrency=most_held,
+                prefetch=most_held,
+                drain=True,
+                max_messages=most - done.deliveries,
+            )
             if raises:
                 watch.on_error.append(consumer.stop)
             consumer.run()

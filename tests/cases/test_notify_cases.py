@@ -17,7 +17,7 @@ from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import claiming
 from tests.proxy import Proxy
 from tests.soak import listener_kills, notification_queue, notified_publishing
-from tests.soak.notified_publishing import Ear
+from tests.soak.notified_publishing import ChannelSet
 from tests.support import Session, payloads, wait_until
 from tests.testapp.models import Seen
 from tests.workers import command, consuming
@@ -160,23 +160,23 @@ def test_b31_only_what_gives_work_to_others_notifies(settings: Any) -> None:
     queue = Queue("q")
     queue.declare()
     held: list[Message] = []
-    with Ear("q") as ear:
-        assert ear.hears(lambda: queue.publish({})) == 1
-        assert ear.hears(lambda: queue.publish_many([{}] * 3_000)) == 1
-        assert ear.hears(lambda: held.extend(queue.claim(limit=3_001))) == 0
+    with ChannelSet("q") as channel_set:
+        assert channel_set.hears(lambda: queue.publish({})) == 1
+        assert channel_set.hears(lambda: queue.publish_many([{}] * 3_000)) == 1
+        assert channel_set.hears(lambda: held.extend(queue.claim(limit=3_001))) == 0
         assert len(held) == 3_001
-        assert ear.hears(lambda: queue.extend(*held)) == 0
-        assert ear.hears(lambda: queue.ack(*held[:2_000])) == 0
-        assert ear.hears(lambda: queue.nack(*held[2_000:2_100], delay=0)) == 0
-        assert ear.hears(lambda: queue.reject(*held[2_100:2_200], reason="no")) == 0
+        assert channel_set.hears(lambda: queue.extend(*held)) == 0
+        assert channel_set.hears(lambda: queue.ack(*held[:2_000])) == 0
+        assert channel_set.hears(lambda: queue.nack(*held[2_000:2_100], delay=0)) == 0
+        assert channel_set.hears(lambda: queue.reject(*held[2_100:2_200], reason="no")) == 0
         # Lapsed leases, taken by another; then what expired.
         MessageQueueItem.objects.leased().update(lease_expires_at=Now())
-        assert ear.hears(lambda: queue.claim(limit=10)) == 0
+        assert channel_set.hears(lambda: queue.claim(limit=10)) == 0
         MessageQueueItem.objects.filter(lease_token=None).update(expires_at=Now())
         before = MessageQueueItem.objects.count()
-        assert ear.hears(lambda: Reaper("default").run_once()) == 0
+        assert channel_set.hears(lambda: Reaper("default").run_once()) == 0
         assert MessageQueueItem.objects.count() < before
-        assert ear.hears(lambda: MessageQueueItem.objects.all().delete()) == 0
+        assert channel_set.hears(lambda: MessageQueueItem.objects.all().delete()) == 0
 
 
 def test_b31_wake_ups_of_many_publishers_are_few() -> None:
@@ -189,7 +189,7 @@ def test_b31_wake_ups_of_many_publishers_are_few() -> None:
         while time.monotonic() < ends:
             queue.publish({})
 
-    with Ear("q") as ear:
-        sent = ear.hears(publish_for_a_while)
+    with ChannelSet("q") as channel_set:
+        sent = channel_set.hears(publish_for_a_while)
     # Half a second of intervals of 50 ms, and one for each end.
     assert 1 <= sent <= 12 < MessageQueueItem.objects.count()

@@ -24,7 +24,7 @@ NAME = "q"
 INTERVALS = {"coalesced": 0.05, "each": 0.0, "none": 1e9}
 
 
-class Ear:
+class ChannelSet:
     """A session that hears what is sent to a queue's consumers."""
 
     def __init__(self, name: str) -> None:
@@ -71,22 +71,22 @@ def run(
     Queue(NAME).declare()
     rates = dict.fromkeys(INTERVALS, 0.0)
     ends = time.monotonic() + seconds
-    with Ear(NAME) as ear, crew(publishers, "tests.soak.notified_publishing:publish") as members:
+    with ChannelSet(NAME) as channel_set, crew(publishers, "tests.soak.notified_publishing:publish") as members:
         # A process sends its first one whatever the interval.
-        assert ear.hears(lambda: members.each(50, INTERVALS["none"])) == publishers
+        assert channel_set.hears(lambda: members.each(50, INTERVALS["none"])) == publishers
         is_kept = False
         while not all(rates.values()) or (not is_kept and time.monotonic() < ends):
             for name, interval in INTERVALS.items():
-                rate, heard = _measure(members, ear, publishers * messages, messages, interval)
+                rate, heard = _measure(members, channel_set, publishers * messages, messages, interval)
                 rates[name] = max(rates[name], rate)
                 assert bool(heard) == (name != "none"), (name, heard)
             is_kept = rates["coalesced"] >= share * rates["none"]
         assert is_kept, rates
-        settling = _settle(ear, bulk)
+        settling = _settle(channel_set, bulk)
     return {**{f"{name}_per_second": round(rate) for name, rate in rates.items()}, **settling}
 
 
-def _measure(members: Crew, ear: Ear, total: int, messages: int, interval: float) -> tuple[float, int]:
+def _measure(members: Crew, channel_set: ChannelSet, total: int, messages: int, interval: float) -> tuple[float, int]:
     MessageQueueItem.objects.all().delete()
     began = time.monotonic()
     took = 0.0
@@ -96,16 +96,16 @@ def _measure(members: Crew, ear: Ear, total: int, messages: int, interval: float
         members.each(messages, interval)
         took = time.monotonic() - began
 
-    heard = ear.hears(work)
+    heard = channel_set.hears(work)
     assert MessageQueueItem.objects.count() == total
     return total / took, heard
 
 
-def _settle(ear: Ear, bulk: int) -> dict[str, Any]:
+def _settle(channel_set: ChannelSet, bulk: int) -> dict[str, Any]:
     """Claim, extend and ack half of many messages, and delete the rest: nobody is woken for it."""
     queue = Queue(NAME)
     MessageQueueItem.objects.all().delete()
-    assert ear.hears(lambda: queue.publish_many([{}] * bulk)) == 1
+    assert channel_set.hears(lambda: queue.publish_many([{}] * bulk)) == 1
     held = queue.claim(limit=bulk // 2)
     assert len(held) == bulk // 2
     took = {}
@@ -115,7 +115,7 @@ def _settle(ear: Ear, bulk: int) -> dict[str, Any]:
         ("delete", lambda: MessageQueueItem.objects.all().delete()),
     ):
         began = time.monotonic()
-        assert ear.hears(call) == 0, name
+        assert channel_set.hears(call) == 0, name
         took[f"{name}_{bulk // 2}_seconds"] = round(time.monotonic() - began, 2)
     assert not MessageQueueItem.objects.exists()
     return took
