@@ -14,7 +14,6 @@ from django.db.models.functions import Now
 from django_pgqueue import Queue, signals
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
 from django_pgqueue.reaper import Reaper
-from django_pgqueue.services import claiming as claiming_services
 from django_pgqueue.services import consumers, declaring
 from django_pgqueue.services.beliefs import beliefs
 from tests.crew import crew
@@ -194,7 +193,7 @@ def test_a_killed_owners_messages_are_handled_by_the_next(tmp_path: Path) -> Non
 def claim_as(number: int, name: str) -> list[Any]:
     """As a member of a crew: try to claim. Returns whether this process owns the queue then, and how many came."""
     messages = Queue(name, exclusive=True).claim(5)
-    mine = claiming_services._claimers[os.getpid()]
+    mine = beliefs.claimers[os.getpid()]
     return [owner() == mine, len(messages)]
 
 
@@ -349,7 +348,7 @@ def claim_by_child(number: int) -> list[Any]:
 
     queue = work()
     mine = len(queue.claim(1))
-    return [mine, *fork(lambda: [len(queue.claim(1)), claiming_services._claimers[os.getpid()] != owner()])()]
+    return [mine, *fork(lambda: [len(queue.claim(1)), beliefs.claimers[os.getpid()] != owner()])()]
 
 
 def test_a_forked_child_is_another_claimer() -> None:

@@ -125,7 +125,7 @@ def new_process():
 
     def start() -> None:
         beliefs.forget()
-        declaring._mismatched.clear()
+        beliefs.warned.clear()
 
     start()
     return start

@@ -11,7 +11,6 @@ from django_pgqueue import Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue
 from django_pgqueue.services import notifying
-from django_pgqueue.services import session as session_services
 from django_pgqueue.services.beliefs import beliefs
 from tests.databases import database
 from tests.support import fetch, make_queue, second_session
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def queue() -> Iterator[Queue]:
     """A queue on the alias "q", a database of its own; what the business writes is in the default one."""
-    session_services._warned.clear()
+    beliefs.warned.clear()
     with database("q"):
         queue = Queue("orders", using="q")
         queue.declare()
