@@ -272,7 +272,7 @@ MUTANTS = (
     Mutant(
         SERVER,
         "each process starts its own",
-        "devdb.py",
+        "devdb/servers.py",
         "    os.environ[TEST_SERVER] = str(cluster.home)\n",
         "",
         (f"{PLUGIN}::test_a_server_in_one_line",),
