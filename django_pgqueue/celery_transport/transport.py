@@ -31,6 +31,7 @@ from django_pgqueue.consumer.consumer import OWN_THREADS, Consumer
 from django_pgqueue.consumer.handler import ACK, RELEASE, Outcome
 from django_pgqueue.consumer.lane import Held, Lane
 from django_pgqueue.message import Message
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.queues import Queue
 from django_pgqueue.registry import find_queue
 from django_pgqueue.services import session
@@ -75,7 +76,7 @@ class Feed(Consumer):
     """Claims one queue's messages for a channel, and keeps and settles them there, in threads of its own."""
 
     def __init__(self, channel: Channel, queue: Queue, callback: Callable[[Any], object], *, no_ack: bool) -> None:
-        handler = queue.make_handler(callback, concurrency=MOST_HELD, timeout=MAX_SECONDS)
+        handler = make_handler(queue, callback, concurrency=MOST_HELD, timeout=MAX_SECONDS)
         super().__init__([handler], grace=CLOSE_TIMEOUT)
         self.channel = channel
         self.queue = queue

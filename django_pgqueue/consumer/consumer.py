@@ -119,7 +119,7 @@ class Consumer:
         # Monotonic time until which others see that this process lives.
         self._seen_until = 0.0
         self._heartbeat = Heartbeat(
-            self.using, declared=[lane.queue.declaration for lane in self._lanes], consumer=self.id
+            self.using, declared=[lane.handler.declaration for lane in self._lanes], consumer=self.id
         )
         self._ear = Ear({notifying.channel(lane.queue.name): self._receiver(lane) for lane in self._lanes})
         self._event = threading.Event()
@@ -232,7 +232,7 @@ class Consumer:
         while not self._stopping.is_set():
             try:
                 for lane in sorted(self._lanes, key=lambda lane: lane.queue.name):
-                    declaring.declare(lane.queue.declaration, self.using)
+                    declaring.declare(lane.handler.declaration, self.using)
                 self._beat()
             except DATABASE_FAULTS as error:
                 if not is_passing(error):
@@ -266,7 +266,7 @@ class Consumer:
     def _beat(self) -> None:
         sent = time.monotonic()
         # Afresh: a queue may have been bound or unbound since.
-        self._heartbeat.declared = {lane.queue.name: lane.queue.declaration for lane in self._lanes}
+        self._heartbeat.declared = {lane.queue.name: lane.handler.declaration for lane in self._lanes}
         self._heartbeat.run_once()
         self._seen_until = sent + TRUSTED_HEARTBEATS * settings.HEARTBEAT_INTERVAL
         now = time.monotonic()
@@ -440,7 +440,7 @@ class Consumer:
         is_others_turn = lane.suspects_in_row >= lane.prefetch
         above = lane.mark.start(before)
         claim = claiming.claim(
-            lane.queue.declaration,
+            lane.handler.declaration,
             self.using,
             limit=room,
             lease=lane.lease,
@@ -508,7 +508,7 @@ class Consumer:
         """Return how long the lane may sleep; mend its queue on the way."""
         look = claiming.look(lane.queue.name, self.using)
         if not look.exists:
-            declaring.declare(lane.queue.declaration, self.using)
+            declaring.declare(lane.handler.declaration, self.using)
         if look.orphans and reaping.adopt(lane.queue.name, ADOPT_BATCH, self.using):
             return 0.0
         interval = settings.POLL_INTERVAL
@@ -607,10 +607,10 @@ class Consumer:
             delays = [outcome.delay for outcome in outcomes]
             # Leased until now, they were not seen by the look that planned the next one.
             lane.look_within(min(delays))
-            lost, given_up = settling.nack(lane.queue.declaration, messages, delays, reasons, self.using)
+            lost, given_up = settling.nack(lane.handler.declaration, messages, delays, reasons, self.using)
             return lost, len(given_up)
         if verb == "reject":
-            lost = settling.reject(lane.queue.declaration, messages, reasons, self.using)
+            lost = settling.reject(lane.handler.declaration, messages, reasons, self.using)
             return lost, len(messages) - len(lost)
         if verb == "release":
             lost = settling.release(messages, self.using)
@@ -658,7 +658,7 @@ class Consumer:
 def held_at_most(handler: Handler, concurrency: int, prefetch: int) -> int:
     """Return how many messages of a queue may be held."""
     startable = concurrency * (handler.batch or 1)
-    if handler.queue.declaration.max_deliveries == 1:
+    if handler.declaration.max_deliveries == 1:
         # What is claimed has been delivered: killed here, what waits would be given up without a start.
         return startable
     # At least enough for each worker, or some would never get any.

@@ -27,6 +27,7 @@ from django_pgqueue.conf import database_alias, settings
 from django_pgqueue.consumer.handler import OWN_ACK, Handler
 from django_pgqueue.exceptions import InvalidQueueName, PayloadError, PayloadTooLarge
 from django_pgqueue.message import Message, encode
+from django_pgqueue.queue_internals import declaration_of, publish_at
 from django_pgqueue.queues import Queue
 from django_pgqueue.registry import find_queue, has_handler
 from django_pgqueue.services import tasks
@@ -127,7 +128,7 @@ class PGQueueBackend(BaseTaskBackend):
             task.run_after,
             iscoroutinefunction(task.func),
         )
-        message_id = self.queue(task.queue_name).publish_at(task.run_after, payload, ticket.headers)
+        message_id = publish_at(self.queue(task.queue_name), task.run_after, payload, ticket.headers)
         result: TaskResult[P, R] = TaskResult(
             task=task,
             id=ticket.result_id(message_id),
@@ -224,6 +225,7 @@ class PGQueueBackend(BaseTaskBackend):
             function=runner.run,
             ack=OWN_ACK,
             is_async=False,
+            read_declaration=lambda: declaration_of(queue),
             async_function=runner.arun,
             is_for_loop=belongs_on_loop,
             **self._handling(),

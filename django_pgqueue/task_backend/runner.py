@@ -23,9 +23,11 @@ from django.dispatch import Signal
 from django.utils.module_loading import import_string
 
 from django_pgqueue.conf import settings
-from django_pgqueue.consumer.handler import LOST, ConsumableQueue, Outcome
+from django_pgqueue.consumer.handler import LOST, Outcome
 from django_pgqueue.exceptions import Reject
 from django_pgqueue.message import Message, encode
+from django_pgqueue.queue_internals import declaration_of
+from django_pgqueue.queues import Queue
 from django_pgqueue.runtime.loop import DATABASE_FAULTS, Outage, is_passing
 from django_pgqueue.services import dead_letters, session, tasks
 from django_pgqueue.services.tasks import TaskRun
@@ -107,7 +109,7 @@ def is_for_loop(headers: Mapping[str, Any]) -> bool:
 class TaskRunner:
     """Runs the tasks of one queue."""
 
-    def __init__(self, queue: ConsumableQueue) -> None:
+    def __init__(self, queue: Queue[Any]) -> None:
         self.queue = queue
 
     def run(self, message: Message) -> Attempt | None:
@@ -149,7 +151,7 @@ class TaskRunner:
 class Attempt:
     """One attempt at a task."""
 
-    queue: ConsumableQueue
+    queue: Queue[Any]
     run: TaskRun
     keeps_result: bool = True
     sender: type | None = None
@@ -232,7 +234,7 @@ class Attempt:
             return LOST if finished_at is None else self._ended("settled", finished_at)
         delay = outcome.delay if outcome.verb == "nack" else None
         failed = self._patiently(
-            lambda: tasks.fail_run(self.queue.declaration, self.run, delay, outcome.reason, self.queue.using)
+            lambda: tasks.fail_run(declaration_of(self.queue), self.run, delay, outcome.reason, self.queue.using)
         )
         if failed is None:
             return LOST
@@ -241,7 +243,7 @@ class Attempt:
 
     def _settle_without(self, outcome: Outcome) -> Outcome:
         """Leave it to the consumer, which settles many at once."""
-        is_last = self.run.message.delivery_count >= self.queue.declaration.max_deliveries
+        is_last = self.run.message.delivery_count >= declaration_of(self.queue).max_deliveries
         if outcome.verb != "nack" or is_last:
             self._ended(outcome.verb, session.now(self.queue.using))
         return outcome
