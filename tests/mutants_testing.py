@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         PUBLISHED,
         "it is asked through Django's cursors",
-        "testing/journal.py",
+        "services/journaling.py",
         "        rows: list[tuple[Any, ...]] = connection.connection.execute(statement, params or None).fetchall()\n",
         "        cursor = connection.cursor()\n"
         "        cursor.execute(statement, params or None)\n"
