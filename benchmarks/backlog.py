@@ -40,6 +40,7 @@ from psycopg import sql as names
 
 from benchmarks.harness import PAYLOAD, Report, Spread, Target, interleaved, percentile
 from django_pgqueue.devdb import DevCluster
+from django_pgqueue.queue_internals import declaration_of
 
 ITEM = "django_pgqueue_messagequeueitem"
 QUEUE, HUGE = "backlog", "backlog-huge"
@@ -306,7 +307,7 @@ class Timings:
         from django_pgqueue import Queue
         from django_pgqueue.services import claiming, settling
 
-        declaration = Queue(name).declaration
+        declaration = declaration_of(Queue(name))
         times = [time.perf_counter()]
         claim = claiming.claim(declaration, alias, limit=size, lease=LEASE, consumer=uuid4(), most_bytes=CLAIM_BYTES)
         times.append(time.perf_counter())
@@ -361,7 +362,7 @@ def just_started(place: Place, timings: Timings, size: int) -> None:
 
     with own_connection(place.alias, "consumer"):
         # As each consumer does first.
-        declaring.declare(Queue(place.queue_names[0]).declaration, place.alias)
+        declaring.declare(declaration_of(Queue(place.queue_names[0])), place.alias)
         for _ in range(UNPREPARED):
             timings.step(place.alias, next(place.queues), size)
 

@@ -33,6 +33,7 @@ from benchmarks.claiming import RawConsumer
 from benchmarks.harness import PAYLOAD, ROOT, Cost, Meter, Report, Spread, Target, interleaved, ratio, set_up_django
 from benchmarks.publishing import QUEUE, prepare
 from django_pgqueue.devdb import DevCluster
+from django_pgqueue.queue_internals import make_handler
 
 MESSAGES = 20_000
 FEWER = 4_000
@@ -185,7 +186,7 @@ def drain_by_consumer(way: Way) -> None:
     from django_pgqueue.consumer.consumer import Consumer
 
     function = note_async if way.is_async else note_batch if way.batch else note
-    handler = Queue(QUEUE).make_handler(function, ack=way.ack, concurrency=way.concurrency, batch=way.batch)
+    handler = make_handler(Queue(QUEUE), function, ack=way.ack, concurrency=way.concurrency, batch=way.batch)
     Consumer([handler], drain=True).run()
 
 

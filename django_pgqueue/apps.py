@@ -33,6 +33,7 @@ class DjangoPGQueueConfig(AppConfig):
 def declare_standing_queues(using: str, plan: Any = (), **kwargs: Any) -> None:
     """Make the standing queues of queues.py modules, and their dead-letter queues, after migrating."""
     from django_pgqueue import registry
+    from django_pgqueue.queue_internals import declaration_of
     from django_pgqueue.services.beliefs import beliefs
     from django_pgqueue.task_backend import queues
 
@@ -43,7 +44,7 @@ def declare_standing_queues(using: str, plan: Any = (), **kwargs: Any) -> None:
     # They are standing ones too, unless the project declares them otherwise. Named, so that they live until declared.
     tasks = queues.make_queues(using)
     for queue in dict.fromkeys(
-        [*registry.standing_queues(), *(each for each in tasks if not each.declaration.auto_deleted)]
+        [*registry.standing_queues(), *(each for each in tasks if not declaration_of(each).auto_deleted)]
     ):
         if queue.using == using:
             queue.declare()

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from json.scanner import make_scanner
@@ -218,3 +218,13 @@ def _check_scalar(node: object, path: str, what: str = "") -> None:
 
 def _shorten(path: str) -> str:
     return path if len(path) <= 80 else f"{path[:60]}…{path[-15:]}"
+
+
+def check_own(messages: Sequence[object], name: str) -> bool:
+    """Return whether there are any messages, and raise ``ValueError`` for one that is not of the queue of this name."""
+    for message in messages:
+        if not isinstance(message, Message):
+            raise ValueError(f"not a message: {message!r:.80}")
+        if message.queue != name:
+            raise ValueError(f"message {message.id} was claimed from queue {message.queue!r}, not {name!r}")
+    return bool(messages)

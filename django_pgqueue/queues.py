@@ -6,32 +6,24 @@ Declaring one runs no SQL and works before Django's apps are loaded.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from asgiref.sync import sync_to_async
 
-from django_pgqueue import instrumentation, registry
-from django_pgqueue.backoff import backoff_delay, check_backoff
+from django_pgqueue import registry
+from django_pgqueue.attributes import Attributes
 from django_pgqueue.conf import database_alias, settings
-from django_pgqueue.consumer.handler import ACK_MODES, Handler
-from django_pgqueue.message import Message, add_headers, encode, encode_headers, encode_many
-from django_pgqueue.redrive import Redrive
-from django_pgqueue.schema import P, Schema, Validation, misfit, validation_of
-from django_pgqueue.services import claiming, counting, declaring, operating, publishing, session, settling
+from django_pgqueue.message import Message, check_own, encode, encode_headers, encode_many
+from django_pgqueue.queue_internals import HandlerFunction, make_handler, send, send_many
+from django_pgqueue.redrive import Redrive, make_letters
+from django_pgqueue.schema import P, Schema
+from django_pgqueue.services import claiming, counting, declaring, operating, session, settling
 from django_pgqueue.services.counting import QueueStats
-from django_pgqueue.services.dead_letters import Letters
-from django_pgqueue.services.declaring import Declaration
 from django_pgqueue.services.publishing import Outgoing
-from django_pgqueue.validation import check_count, check_name, check_rate, check_seconds, check_ttl
+from django_pgqueue.validation import Seconds, check_count, check_name, check_rate, check_seconds
 
-Seconds = float | timedelta
-#: Takes a message, or a list of them where ``batch`` is given.
-HandlerFunction = Callable[[Any], Any]
 R = TypeVar("R")
 
 # Seconds for which extend() tries rows that somebody else has locked, before it counts them as lost.
@@ -82,6 +74,9 @@ class Queue(Generic[P]):
     whose library is not installed.
     """
 
+    # More than twenty methods: what projects see of a queue is in one place, a method for each verb. How each is done
+    # is elsewhere, most of it in services/.
+
     def __init__(
         self,
         name: str,
@@ -99,25 +94,21 @@ class Queue(Generic[P]):
     ) -> None:
         #: The queue's name.
         self.name = check_name(name)
-        if dead_letter is not None and check_name(dead_letter) == name:
-            raise ValueError(f"queue {name!r} cannot be its own dead-letter queue")
-        for what, value in (("durable", durable), ("auto_deleted", auto_deleted), ("exclusive", exclusive)):
-            if not isinstance(value, bool):
-                raise ValueError(f"{what} must be True or False, not {value!r:.40}")
-        self._durable = durable
-        self._auto_deleted = auto_deleted
-        self._exclusive = exclusive
-        self._dead_letter = dead_letter
-        self._max_deliveries = None if max_deliveries is None else check_count(max_deliveries, "max_deliveries")
-        self._ttl = check_ttl(ttl)
-        self._lease = None if lease is None else check_seconds(lease, "lease", zero=False)
-        self._backoff = backoff if backoff is None or callable(backoff) else check_backoff(backoff)
-        self._validation: Validation[P] | None = None if schema is None else validation_of(schema)
-        self._using = using
-        self._topics: set[str] = set()
-        self._declaration: Declaration | None = None
+        self._attributes: Attributes[P] = Attributes(
+            name,
+            durable=durable,
+            auto_deleted=auto_deleted,
+            exclusive=exclusive,
+            dead_letter=dead_letter,
+            max_deliveries=max_deliveries,
+            ttl=ttl,
+            lease=lease,
+            backoff=backoff,
+            schema=schema,
+            using=using,
+        )
         if dead_letter is not None:
-            self._refuse_cycle()
+            registry.refuse_cycle(self.name, dead_letter)
         registry.register_queue(self)
 
     def __repr__(self) -> str:
@@ -126,57 +117,12 @@ class Queue(Generic[P]):
     @property
     def using(self) -> str:
         """The alias of its database. Raises ``ImproperlyConfigured`` if there is no such one."""
-        return database_alias(self._using)
-
-    @property
-    def declaration(self) -> Declaration:
-        """The attributes as they are stored in the queue's row."""
-        max_deliveries = self._max_deliveries or settings.MAX_DELIVERIES
-        bindings = tuple((topic, self.copy_ttl) for topic in sorted(self._topics)) if self._topics else ()
-        kept = self._declaration
-        if kept is None or (kept.max_deliveries, kept.bindings) != (max_deliveries, bindings):
-            self._declaration = kept = Declaration(
-                self.name,
-                self._durable,
-                self._auto_deleted,
-                self._exclusive,
-                self._dead_letter,
-                max_deliveries,
-                bindings,
-            )
-        return kept
-
-    @property
-    def copy_ttl(self) -> float | None:
-        """
-        Seconds after which copies of a topic's messages expire, as a binding stores them. None: the default.
-
-        That of an auto-deleted queue is written down: when its row is deleted by hand nothing else tells
-        that the copies, orphans then, expire.
-        """
-        return settings.EPHEMERAL_TTL if self._ttl is None and self._auto_deleted else self._ttl
-
-    def add_binding(self, topic: str) -> None:
-        """Let the declaration say that the queue is bound to a topic. For ``Topic.bind``."""
-        self._topics.add(topic)
-
-    def remove_binding(self, topic: str) -> None:
-        """Let it say so no more. For ``Topic.unbind``."""
-        self._topics.discard(topic)
-
-    def _refuse_cycle(self) -> None:
-        """Raise ``ValueError`` where the dead-letter queues declared in this process lead back."""
-        declared = {queue.name: queue._dead_letter for queue in (*registry.living_queues(), self)}
-        chain = [self.name]
-        while (target := declared.get(chain[-1])) is not None:
-            chain.append(target)
-            if target in chain[:-1]:
-                raise ValueError(f"dead-letter queues must not lead back: {' -> '.join(chain)}")
+        return self._attributes.using
 
     @property
     def lease(self) -> float:
         """Seconds for which a claim lasts."""
-        return self._lease or settings.LEASE
+        return self._attributes.lease
 
     def declare(self) -> None:
         """
@@ -188,7 +134,7 @@ class Queue(Generic[P]):
 
         Raises ``ValueError`` where stored dead-letter queues would lead back to this one.
         """
-        declaring.declare(self.declaration, self.using)
+        declaring.declare(self._attributes.declaration, self.using)
 
     # --- Publishing ---
 
@@ -225,34 +171,12 @@ class Queue(Generic[P]):
         when a standing queue is gone that this process had seen within ``DECLARE_TTL``; the
         transaction stays usable after each of them.
         """
-        delay, expires_in = self._times(delay, ttl)
+        delay, expires_in = self._attributes.times(delay, ttl)
         most = settings.MAX_PAYLOAD_BYTES
-        value = payload if self._validation is None else self._validation.dump(payload)
+        validation = self._attributes.validation
+        value = payload if validation is None else validation.dump(payload)
         outgoing = Outgoing(encode(value, most), encode_headers(headers, most), delay or None, expires_in)
-        if instrumentation.instrument is not None:
-            return self._publish_traced(outgoing, headers)
-        return publishing.publish(self.declaration, outgoing, self.using)
-
-    def publish_at(self, due: datetime | None, payload: str, headers: Mapping[str, Any]) -> int:
-        """
-        Publish a payload that is JSON text, due at a moment; past or None, at once. For the backend of Tasks.
-
-        By the database's clock, however far this machine's is from it: that takes a statement ahead. Otherwise
-        as ``publish``.
-        """
-        delay, expires_in = self._times(0 if due is None else session.seconds_until(due, self.using), None)
-        text = encode_headers(headers, settings.MAX_PAYLOAD_BYTES)
-        outgoing = Outgoing(payload, text, delay or None, expires_in)
-        if instrumentation.instrument is not None:
-            return self._publish_traced(outgoing, headers)
-        return publishing.publish(self.declaration, outgoing, self.using)
-
-    def _publish_traced(self, outgoing: Outgoing, headers: Mapping[str, Any] | None) -> int:
-        with instrumentation.publishing(self._target, headers) as publication:
-            text = add_headers(outgoing.headers, publication.context)
-            message_id = publishing.publish(self.declaration, replace(outgoing, headers=text), self.using)
-            publication.ids = [message_id]
-        return message_id
+        return send(self._attributes, outgoing, headers)
 
     def publish_many(
         self,
@@ -268,21 +192,12 @@ class Queue(Generic[P]):
         ``headers``, ``delay`` and ``ttl`` are those of each message. Otherwise as ``publish``; the
         path of a ``PayloadError`` starts with the position: ``[57].price``. Nothing to publish is no error.
         """
-        delay, expires_in = self._times(delay, ttl)
+        attributes = self._attributes
+        delay, expires_in = attributes.times(delay, ttl)
         most = settings.MAX_PAYLOAD_BYTES
-        values = payloads if self._validation is None else self._dump_many(payloads)
+        values = payloads if attributes.validation is None else attributes.validation.dump_many(payloads)
         chunks, text = encode_many(values, most), encode_headers(headers, most)
-        times = {"delay": delay or None, "expires_in": expires_in}
-        if instrumentation.instrument is None or not chunks:
-            return publishing.publish_many(self.declaration, chunks, self.using, headers=text, **times)
-        with instrumentation.publishing(self._target, headers, is_batch=True) as publication:
-            text = add_headers(text, publication.context)
-            publication.ids = ids = publishing.publish_many(self.declaration, chunks, self.using, headers=text, **times)
-        return ids
-
-    def _dump_many(self, payloads: Iterable[P]) -> list[Any]:
-        assert self._validation is not None
-        return [self._validation.dump(payload, f"[{position}]") for position, payload in enumerate(payloads)]
+        return send_many(attributes, chunks, text, headers, delay=delay or None, expires_in=expires_in)
 
     async def apublish(self, payload: P, **options: Any) -> int:
         """As ``publish()``. Runs in Django's thread for synchronous code, on its connection."""
@@ -291,21 +206,6 @@ class Queue(Generic[P]):
     async def apublish_many(self, payloads: Iterable[P], **options: Any) -> list[int]:
         """As ``publish_many()``. Runs in Django's thread for synchronous code, on its connection."""
         return await sync_to_async(self.publish_many)(payloads, **options)
-
-    @property
-    def _target(self) -> instrumentation.Target:
-        return instrumentation.Target(self.name, self.using, self._auto_deleted)
-
-    def _times(self, delay: Seconds, ttl: Seconds | None) -> tuple[float, float | None]:
-        """Return the delay, and the seconds from now to the expiry."""
-        delay = check_seconds(delay, "delay")
-        if ttl is None:
-            ttl = self._ttl
-        if ttl is None:
-            ttl = settings.EPHEMERAL_TTL if self._auto_deleted else settings.DEFAULT_TTL
-        ttl = check_ttl(ttl)
-        # The TTL counts from the due time.
-        return delay, None if ttl is None or ttl == math.inf else delay + ttl
 
     # --- Consuming ---
 
@@ -326,29 +226,19 @@ class Queue(Generic[P]):
         """
         check_count(limit, "limit")
         while True:
-            claim = claiming.claim_by_hand(self.declaration, self.using, limit=limit, lease=self.lease)
-            messages = claim.messages if self._validation is None else self._fitting(claim.messages)
+            claim = claiming.claim_by_hand(self._attributes.declaration, self.using, limit=limit, lease=self.lease)
+            messages = claim.messages if self._attributes.validation is None else self._fitting(claim.messages)
             # What was taken aside may have hidden messages behind it.
             if messages or not (claim.messages or claim.dead_lettered):
                 return messages
 
     def _fitting(self, messages: Sequence[Message]) -> list[Message[P]]:
         """Return the messages as the schema makes them, and reject those that do not fit."""
-        fitting, misfits, reasons = [], [], []
-        for message in messages:
-            try:
-                fitting.append(self._load(message))
-            except Exception as error:
-                misfits.append(message)
-                reasons.append(misfit(error))
+        fitting, misfits = self._attributes.load_many(messages)
         if misfits:
-            settling.reject(self.declaration, misfits, reasons, self.using)
+            refused, reasons = zip(*misfits, strict=True)
+            settling.reject(self._attributes.declaration, refused, reasons, self.using)
         return fitting
-
-    def _load(self, message: Message) -> Message[P]:
-        """Return the message with what the schema makes of its payload. Raises what the schema does."""
-        assert self._validation is not None
-        return replace(message, payload=self._validation.load(message.payload))
 
     def ack(self, *messages: Message) -> None:
         """
@@ -358,7 +248,7 @@ class Queue(Generic[P]):
         the caller's; the others are settled. So do ``nack``, ``reject`` and ``extend``. All four raise
         ``ValueError`` for messages of another queue, before any SQL is sent.
         """
-        if self._own(messages):
+        if check_own(messages, self.name):
             settling.raise_lost(self.name, settling.ack(messages, self.using))
 
     def nack(self, *messages: Message, delay: Seconds | None = None, reason: str = "") -> None:
@@ -368,12 +258,12 @@ class Queue(Generic[P]):
         One that was delivered ``max_deliveries`` times goes to the dead-letter queue. ``reason`` is text for the
         message's history, which keeps ten failures and 2,000 characters of each. Otherwise as ``ack()``.
         """
-        if self._own(messages):
+        if check_own(messages, self.name):
             delays = [
                 self.retry_delay(message) if delay is None else check_seconds(delay, "delay") for message in messages
             ]
-            lost = settling.nack(self.declaration, messages, delays, [reason] * len(messages), self.using).lost
-            settling.raise_lost(self.name, lost)
+            declaration, reasons = self._attributes.declaration, [reason] * len(messages)
+            settling.raise_lost(self.name, settling.nack(declaration, messages, delays, reasons, self.using).lost)
 
     def reject(self, *messages: Message, reason: str = "") -> None:
         """
@@ -381,9 +271,9 @@ class Queue(Generic[P]):
 
         The dead-letter queue is made if it is not there. Otherwise as ``ack()``.
         """
-        if self._own(messages):
-            lost = settling.reject(self.declaration, messages, [reason or "rejected"] * len(messages), self.using)
-            settling.raise_lost(self.name, lost)
+        if check_own(messages, self.name):
+            declaration, reasons = self._attributes.declaration, [reason or "rejected"] * len(messages)
+            settling.raise_lost(self.name, settling.reject(declaration, messages, reasons, self.using))
 
     def extend(self, *messages: Message, seconds: Seconds | None = None) -> None:
         """
@@ -392,23 +282,14 @@ class Queue(Generic[P]):
         A message that another session has locked for longer than a second (it is being settled)
         counts as lost. Otherwise as ``ack()``.
         """
-        if self._own(messages):
+        if check_own(messages, self.name):
             lease = self.lease if seconds is None else check_seconds(seconds, "seconds", zero=False)
             extension = settling.extend(messages, lease, self.using, patience=LOCK_PATIENCE)
             settling.raise_lost(self.name, extension.lost | extension.locked)
 
-    def _own(self, messages: Sequence[Message[Any]]) -> bool:
-        """Tell whether there are any, and refuse those of other queues."""
-        for message in messages:
-            if not isinstance(message, Message):
-                raise ValueError(f"not a message: {message!r:.80}")
-            if message.queue != self.name:
-                raise ValueError(f"message {message.id} was claimed from queue {message.queue!r}, not {self.name!r}")
-        return bool(messages)
-
     def retry_delay(self, message: Message) -> float:
         """Return the seconds after which a failed message is delivered again, by the queue's back-off."""
-        return backoff_delay(self._backoff or settings.BACKOFF, message.delivery_count)
+        return self._attributes.retry_delay(message.delivery_count)
 
     @overload
     def handler(self, function: Callable[[Message[P]], R]) -> Callable[[Message[P]], R]: ...
@@ -470,47 +351,13 @@ class Queue(Generic[P]):
         Raises ``ValueError`` for a wrong argument, for what is no function, and where the queue has another
         handler already.
         """
-        options = {"concurrency": concurrency, "ack": ack, "timeout": timeout, "batch": batch}
-        if function is None:
-            return lambda function: self._register(function, options)
-        return self._register(function, options)
 
-    def _register(self, function: HandlerFunction, options: dict[str, Any]) -> HandlerFunction:
-        registry.register_handler(self.make_handler(function, **options))
-        return function
+        def register(function: HandlerFunction) -> HandlerFunction:
+            handler = make_handler(self, function, concurrency=concurrency, ack=ack, timeout=timeout, batch=batch)
+            registry.register_handler(handler)
+            return function
 
-    def make_handler(
-        self,
-        function: HandlerFunction,
-        *,
-        concurrency: int = 1,
-        ack: str = "late",
-        timeout: Seconds = 3600,
-        batch: int | None = None,
-    ) -> Handler:
-        """Return what a ``Consumer`` takes, without registering it. Arguments as ``handler()``."""
-        if ack not in ACK_MODES:
-            raise ValueError(f"ack must be one of {', '.join(ACK_MODES)}, not {ack!r}")
-        if not callable(function):
-            raise ValueError(f"{function!r} is not callable, so it cannot be the handler of queue {self.name!r}")
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ValueError(f"{function!r} is a generator, so calling it does not run it; return, don't yield")
-        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-        if is_async and ack == "atomic":
-            raise ValueError(
-                f"{function!r}: ack='atomic' needs a transaction around the handler, which Django does not offer to"
-                " async functions; use a sync handler, or ack='late'"
-            )
-        return Handler(
-            queue=self,
-            function=function,
-            concurrency=check_count(concurrency, "concurrency"),
-            ack=ack,
-            timeout=check_seconds(timeout, "timeout", zero=False),
-            is_async=is_async,
-            batch=None if batch is None else check_count(batch, "batch"),
-            load=None if self._validation is None else self._load,
-        )
+        return register if function is None else register(function)
 
     # --- Operating ---
 
@@ -555,7 +402,7 @@ class Queue(Generic[P]):
         if rate is not None:
             check_rate(rate)
         return Redrive(
-            self.declaration,
+            self._attributes.declaration,
             self.using,
             make_letters(ids, reason, headers),
             None if limit is None else check_count(limit, "limit"),
@@ -614,20 +461,6 @@ class Queue(Generic[P]):
         """
         found = counting.stats([self.name], self.using)
         return found[0] if found else QueueStats(self.name, exists=False)
-
-
-def make_letters(ids: Iterable[int] | None, reason: str | None, headers: Mapping[str, Any] | None) -> Letters:
-    """Return which dead letters are meant. Raises ``ValueError`` or ``PayloadError``."""
-    most = settings.MAX_PAYLOAD_BYTES
-    if reason is not None:
-        if not isinstance(reason, str):
-            raise ValueError(f"reason must be a str, not {type(reason).__name__}")
-        # For its checks: what PostgreSQL cannot store cannot stand in a reason.
-        encode(reason, most, "reason")
-    if ids is not None and not isinstance(ids, Iterable):
-        raise ValueError(f"ids must be iterable, not {type(ids).__name__}")
-    numbers = None if ids is None else [check_count(message_id, "an id", most=2**63 - 1) for message_id in ids]
-    return Letters(numbers, reason, None if headers is None else encode_headers(headers, most))
 
 
 def queue_named(name: str, using: str | None = None, *, auto_deleted: bool = False) -> Queue[Any]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.db import connections
 
+from django_pgqueue.conf import settings
 from django_pgqueue.exceptions import CanaryFailed
+from django_pgqueue.message import encode, encode_headers
 from django_pgqueue.services import dead_letters, declaring, session
 from django_pgqueue.services.dead_letters import Letters
 from django_pgqueue.services.declaring import Declaration
+from django_pgqueue.validation import check_count
 
 BATCH = 1_000
 # Seconds between two looks at what became of the canary, and between two batches at a rate.
@@ -93,3 +97,17 @@ class Redrive:
             if not fates:
                 return
             time.sleep(CANARY_POLL)
+
+
+def make_letters(ids: Iterable[int] | None, reason: str | None, headers: Mapping[str, Any] | None) -> Letters:
+    """Return which dead letters are meant. Raises ``ValueError`` or ``PayloadError``."""
+    most = settings.MAX_PAYLOAD_BYTES
+    if reason is not None:
+        if not isinstance(reason, str):
+            raise ValueError(f"reason must be a str, not {type(reason).__name__}")
+        # For its checks: what PostgreSQL cannot store cannot stand in a reason.
+        encode(reason, most, "reason")
+    if ids is not None and not isinstance(ids, Iterable):
+        raise ValueError(f"ids must be iterable, not {type(ids).__name__}")
+    numbers = None if ids is None else [check_count(message_id, "an id", most=2**63 - 1) for message_id in ids]
+    return Letters(numbers, reason, None if headers is None else encode_headers(headers, most))

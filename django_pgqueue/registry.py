@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from django_pgqueue.consumer.handler import Handler
+from django_pgqueue.queue_internals import dead_letter_of, declaration_of
 
 if TYPE_CHECKING:
     from django_pgqueue.queues import Queue
@@ -55,6 +56,16 @@ def living_queues() -> list[Queue[Any]]:
         return list(_queues)
 
 
+def refuse_cycle(name: str, dead_letter: str) -> None:
+    """Raise ``ValueError`` where the dead-letter queues declared in this process lead back to this queue."""
+    declared = {queue.name: dead_letter_of(queue) for queue in living_queues()} | {name: dead_letter}
+    chain = [name]
+    while (target := declared.get(chain[-1])) is not None:
+        chain.append(target)
+        if target in chain[:-1]:
+            raise ValueError(f"dead-letter queues must not lead back: {' -> '.join(chain)}")
+
+
 def find_queue(name: str, using: str | None = None) -> Queue[Any] | None:
     """Return the queue of this name (on this database alias) that is declared in this process, if there is one."""
     return next((queue for queue in living_queues() if queue.name == name and using in (None, queue.using)), None)
@@ -63,6 +74,6 @@ def find_queue(name: str, using: str | None = None) -> Queue[Any] | None:
 def standing_queues() -> list[Queue[Any]]:
     """Return the standing queues that are declared in this process, by name."""
     return sorted(
-        (queue for queue in living_queues() if not queue.declaration.auto_deleted),
+        (queue for queue in living_queues() if not declaration_of(queue).auto_deleted),
         key=lambda queue: queue.name,
     )

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, Protocol, cast, get_origin, is_typeddict
 
@@ -51,6 +51,10 @@ class Validation(Generic[P]):
     def dump(self, payload: P, root: str = "$") -> Any:
         """Return the JSON value to publish."""
         return self._checked(self._schema.dump, payload, root)
+
+    def dump_many(self, payloads: Iterable[P]) -> list[Any]:
+        """Return the JSON values to publish. The path of what does not fit starts with its position."""
+        return [self.dump(payload, f"[{position}]") for position, payload in enumerate(payloads)]
 
     def load(self, value: Any) -> P:
         """Return the payload to handle."""

@@ -12,10 +12,11 @@ from django.apps import apps
 from django_pgqueue import instrumentation, subscriptions
 from django_pgqueue.conf import database_alias, settings
 from django_pgqueue.message import add_headers, encode, encode_headers
-from django_pgqueue.queues import Queue, Seconds
+from django_pgqueue.queue_internals import add_binding, copy_ttl, remove_binding
+from django_pgqueue.queues import Queue
 from django_pgqueue.services import session, topics
 from django_pgqueue.subscriptions import LiveMessages, Subscription, TopicMessage
-from django_pgqueue.validation import check_count, check_name, check_ttl
+from django_pgqueue.validation import Seconds, check_count, check_name, check_ttl
 
 
 class Topic:
@@ -115,11 +116,11 @@ class Topic:
             raise ValueError(f"{queue!r} is on database {queue.using!r}, {self!r} on {self.using!r}")
         if apps.ready:
             queue.declare()
-            topics.bind(self.name, queue.name, queue.copy_ttl, self.using)
+            topics.bind(self.name, queue.name, copy_ttl(queue), self.using)
             # Rolled back, it did not happen: then no later declare may write it.
-            session.once_committed(lambda: queue.add_binding(self.name), self.using)
+            session.once_committed(lambda: add_binding(queue, self.name), self.using)
         else:
-            queue.add_binding(self.name)
+            add_binding(queue, self.name)
 
     def unbind(self, queue: Queue) -> bool:
         """
@@ -129,7 +130,7 @@ class Topic:
         """
         self._check_queue(queue)
         was_bound = topics.unbind(self.name, queue.name, self.using)
-        session.once_committed(lambda: queue.remove_binding(self.name), self.using)
+        session.once_committed(lambda: remove_binding(queue, self.name), self.using)
         return was_bound
 
     def _check_queue(self, queue: object) -> None:

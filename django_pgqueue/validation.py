@@ -6,6 +6,8 @@ from datetime import timedelta
 
 from django_pgqueue.exceptions import InvalidQueueName
 
+Seconds = float | timedelta
+
 #: The longest queue name, in characters. The default dead-letter queue, NAME.dead, may have five more.
 MAX_NAME_LENGTH = 250
 DEAD_LETTER_SUFFIX = ".dead"
@@ -64,6 +66,13 @@ def check_rate(value: object) -> float:
     """Return a number a second, from 0.001 to a million, else raise ``ValueError``."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.001 <= value <= 1_000_000:
         raise ValueError(f"rate must be a number a second from 0.001 to 1000000, not {value!r:.40}")
+    return value
+
+
+def check_bool(value: object, what: str) -> bool:
+    """Return True or False, else raise ``ValueError`` naming ``what``."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{what} must be True or False, not {value!r:.40}")
     return value
 
 

@@ -50,7 +50,7 @@ def tests_of(number: str) -> list[str]:
 
 def page() -> str:
     """Return what docs/findings.md should be."""
-    from django_pgqueue.monitoring.diagnosis import FINDINGS
+    from django_pgqueue.monitoring.findings import FINDINGS
 
     for module in ("tests.test_diagnosis", "tests.test_task_backend"):
         importlib.import_module(module)

@@ -69,6 +69,7 @@ def consume(name: str) -> list[Any]:
     """Consume a queue to its end. Returns the payloads, and the backends of the handlers."""
     from django_pgqueue import Queue
     from django_pgqueue.consumer.consumer import Consumer
+    from django_pgqueue.queue_internals import make_handler
 
     payloads: list[Any] = []
     backends: list[int] = []
@@ -77,7 +78,7 @@ def consume(name: str) -> list[Any]:
         payloads.append(message.payload)
         backends.append(backend())
 
-    Consumer([Queue(name).make_handler(handle)], concurrency=1, drain=True).run()
+    Consumer([make_handler(Queue(name), handle)], concurrency=1, drain=True).run()
     return [payloads, sorted(set(backends))]
 
 
@@ -118,10 +119,11 @@ def consumed_in_a_child() -> Any:
     """A consumer runs in a child of a parent that consumes, listens and works in threads itself."""
     from django_pgqueue import Queue
     from django_pgqueue.consumer.consumer import Consumer
+    from django_pgqueue.queue_internals import make_handler
 
     parents, childs = Queue("parent"), Queue("child")
     handled = threading.Semaphore(0)
-    consumer = Consumer([parents.make_handler(lambda message: handled.release())], concurrency=4)
+    consumer = Consumer([make_handler(parents, lambda message: handled.release())], concurrency=4)
     parents.declare()
     thread = threading.Thread(target=consumer.run)
     thread.start()

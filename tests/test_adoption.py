@@ -14,6 +14,7 @@ from django.utils import timezone
 from django_pgqueue import Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from tests.support import connect, delete_queue, fetch, lock_waits, make_message, make_queue, wait_until
 from tests.workers import consuming
@@ -160,7 +161,7 @@ def test_a_consumer_adopts_them_while_it_handles_and_is_published_to(orphans: in
     def handle(messages: list[Any]) -> None:
         seen.update(message.payload for message in messages)
 
-    with lock_waits() as waits, consuming(Consumer([queue.make_handler(handle, batch=100)], prefetch=400)):
+    with lock_waits() as waits, consuming(Consumer([make_handler(queue, handle, batch=100)], prefetch=400)):
         wait_until(lambda: len(seen) > 0)
         began = time.monotonic()
         queue.publish("beside")

@@ -11,6 +11,7 @@ import pytest
 from django_pgqueue import Message, Nack, Queue, Reject
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from tests.support import make_message, payloads, second_session, wait_until
 from tests.testapp.models import Seen
 from tests.workers import consuming, worker
@@ -54,7 +55,7 @@ class AsyncBatches(Batches):
 def drain(queue: Queue, function: Any, *, consumer: dict[str, Any] | None = None, **options: Any) -> int:
     """Handle all that is ready, in a thread, so that one that never ends fails the test."""
     options.setdefault("batch", 10)
-    return Consumer([queue.make_handler(function, **options)], drain=True, **(consumer or {})).run()
+    return Consumer([make_handler(queue, function, **options)], drain=True, **(consumer or {})).run()
 
 
 def reasons(message_id: int) -> list[str]:
@@ -118,7 +119,7 @@ def test_max_messages_counts_messages(queue: Queue) -> None:
     """Not batches."""
     queue.publish_many(range(30))
     handler = Batches()
-    consumer = Consumer([queue.make_handler(handler, batch=10)], max_messages=15)
+    consumer = Consumer([make_handler(queue, handler, batch=10)], max_messages=15)
     assert consumer.run() == 15
     assert len(payloads("q")) == 15
 
@@ -323,7 +324,7 @@ def test_an_early_batch_starts_only_with_what_is_its_own(queue: Queue) -> None:
         seen.append([message.payload for message in messages])
         go.wait(20)
 
-    with consuming(Consumer([queue.make_handler(handle, batch=10, ack="early")])):
+    with consuming(Consumer([make_handler(queue, handle, batch=10, ack="early")])):
         queue.publish("first")
         wait_until(lambda: seen)
         ids = queue.publish_many(range(4))
@@ -399,7 +400,7 @@ def test_a_batch_consumer_is_woken(queue: Queue, settings: Any) -> None:
         seen.append([message.payload for message in messages])
         go.wait(20)
 
-    with consuming(Consumer([queue.make_handler(handle, batch=50)])) as consumer:
+    with consuming(Consumer([make_handler(queue, handle, batch=50)])) as consumer:
         wait_until(consumer._channels.listening.is_set)
         queue.publish(0)
         wait_until(lambda: seen)

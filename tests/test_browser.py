@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 from django_pgqueue import Message, Queue, Reject
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import minutes
 from tests.browser import Browser, browser
 from tests.support import make_message, make_queue, wait_until
@@ -44,7 +45,7 @@ def test_dead_letters_are_found_read_and_redriven(operator: Browser) -> None:
             raise Reject("card declined")
         handled.append(message.payload)
 
-    with consuming(Consumer([queue.make_handler(pay)])):
+    with consuming(Consumer([make_handler(queue, pay)])):
         queue.publish({"order": 4711})
         wait_until(lambda: MessageQueueItem.objects.filter(dead_lettered_from="payments").exists())
         is_mended.set()

@@ -8,6 +8,7 @@ from django.db import transaction
 
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.services.claiming import claim
 from tests.support import fetch, in_threads, make_message, second_session
 
@@ -260,7 +261,7 @@ def test_a_caller_who_wants_no_suspects_is_told_of_one() -> None:
     queue = Queue("q")
     queue.publish(1)
     suspect = make_message("q", lease=-1)
-    found = claim(queue.declaration, "default", limit=10, lease=60, consumer=uuid4(), suspects=False)
+    found = claim(declaration_of(queue), "default", limit=10, lease=60, consumer=uuid4(), suspects=False)
     assert [message.payload for message in found.messages] == [1]
     assert found.suspect_met
     assert state(suspect.pk)["delivery_count"] == 1

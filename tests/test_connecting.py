@@ -9,6 +9,7 @@ from django.db.backends.postgresql.base import DatabaseWrapper
 from django_pgqueue import LeaseLost, Queue, QueueNotFound
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import declaring
 from django_pgqueue.services.beliefs import beliefs
@@ -137,7 +138,7 @@ def test_a_consumer_with_its_listener(connected):
         fetch("SELECT 1")
         handled.append(message.payload)
 
-    consumer = Consumer([queue.make_handler(handle, concurrency=2)])
+    consumer = Consumer([make_handler(queue, handle, concurrency=2)])
     with Session() as thread:
         running = thread.start(consumer.run)
         try:

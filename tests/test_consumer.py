@@ -9,6 +9,7 @@ import pytest
 from django_pgqueue import Message, Nack, Queue, Reject
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import claiming, notifying
 from tests.support import connect, make_message, make_queue, payloads, wait_until
 from tests.workers import consuming
@@ -52,7 +53,7 @@ def test_no_more_handlers_run_at_once_than_the_concurrency() -> None:
     """Three of ten, and the other seven wait."""
     queue, gate = Queue("q"), Gate()
     queue.publish_many(list(range(10)))
-    with consuming(Consumer([queue.make_handler(gate, concurrency=3)])):
+    with consuming(Consumer([make_handler(queue, gate, concurrency=3)])):
         wait_until(lambda: len(gate.inside) == 3)
         time.sleep(0.1)  # A fourth would come at once.
         gate.open()
@@ -64,7 +65,7 @@ def test_no_more_messages_are_held_than_the_prefetch() -> None:
     """Running and waiting ones together; the rest is left for others."""
     queue, gate = Queue("q"), Gate()
     queue.publish_many(list(range(20)))
-    with consuming(Consumer([queue.make_handler(gate, concurrency=2)], prefetch=5)):
+    with consuming(Consumer([make_handler(queue, gate, concurrency=2)], prefetch=5)):
         wait_until(lambda: len(gate.inside) == 2)
         assert MessageQueueItem.objects.leased().count() == 5
         time.sleep(0.1)  # Another claim would come at once.
@@ -80,7 +81,7 @@ def test_max_messages_ends_after_so_many() -> None:
     queue.publish_many(list(range(10)))
     seen: list[Any] = []
     consumer = Consumer(
-        [queue.make_handler(lambda message: seen.append(message.payload), concurrency=2)], max_messages=4
+        [make_handler(queue, lambda message: seen.append(message.payload), concurrency=2)], max_messages=4
     )
     assert consumer.run() == 4
     assert sorted(seen) == [0, 1, 2, 3]
@@ -98,7 +99,7 @@ def test_several_queues_are_served_by_one_consumer() -> None:
     def handle(message: Message) -> None:
         seen.append(message.payload)
 
-    assert Consumer([big.make_handler(handle), small.make_handler(handle)], drain=True).run() == 301
+    assert Consumer([make_handler(big, handle), make_handler(small, handle)], drain=True).run() == 301
     assert seen.index("small") < 250
 
 
@@ -121,7 +122,7 @@ def test_drain_ends_when_nothing_is_ready_and_nothing_is_held() -> None:
         if message.payload:
             queue.publish(message.payload - 1)
 
-    assert Consumer([queue.make_handler(handle)], drain=True).run() == 5
+    assert Consumer([make_handler(queue, handle)], drain=True).run() == 5
     assert payloads("q") == ["later"]
 
 
@@ -135,14 +136,14 @@ def test_drain_waits_for_a_message_that_is_given_back_at_once() -> None:
             time.sleep(0.3)
             raise Nack(delay=0)
 
-    assert Consumer([queue.make_handler(handle)], drain=True).run() == 2
+    assert Consumer([make_handler(queue, handle)], drain=True).run() == 2
     assert payloads("q") == []
 
 
 def test_draining_an_empty_queue_ends_at_once() -> None:
     """And makes it, as its first use."""
     queue = Queue("q")
-    assert Consumer([queue.make_handler(print)], drain=True).run() == 0
+    assert Consumer([make_handler(queue, print)], drain=True).run() == 0
     assert MessageQueue.objects.filter(name="q").exists()
 
 
@@ -153,7 +154,7 @@ def test_a_publish_wakes_the_consumer(slow_poll: None) -> None:
     """A minute of polling interval, and each message is handled within a blink."""
     queue = Queue("q")
     seen: list[Any] = []
-    with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])) as consumer:
+    with consuming(Consumer([make_handler(queue, lambda message: seen.append(message.payload))])) as consumer:
         wait_until(lambda: consumer._channels.listening.is_set())
         for number in range(5):
             time.sleep(0.15)  # Let it fall asleep again.
@@ -165,7 +166,7 @@ def test_a_burst_that_is_notified_once_is_handled_whole(slow_poll: None) -> None
     """Publishers suppress wake-ups within NOTIFY_INTERVAL: the consumer looks once more by itself."""
     queue = Queue("q")
     seen: list[Any] = []
-    with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])) as consumer:
+    with consuming(Consumer([make_handler(queue, lambda message: seen.append(message.payload))])) as consumer:
         wait_until(lambda: consumer._channels.listening.is_set())
         for _ in range(10):
             time.sleep(0.1)
@@ -180,7 +181,7 @@ def test_a_wake_up_during_the_last_look_is_not_lost(slow_poll: None, monkeypatch
     """Published after the claim and heard before the consumer has decided to sleep: it looks again."""
     queue = Queue("q")
     seen: list[Any] = []
-    consumer = Consumer([queue.make_handler(lambda message: seen.append(message.payload))])
+    consumer = Consumer([make_handler(queue, lambda message: seen.append(message.payload))])
     real_look = claiming.look
     published = threading.Event()
 
@@ -205,7 +206,7 @@ def test_a_delayed_message_is_handled_when_it_is_due(slow_poll: None) -> None:
     """Nobody notifies then: the consumer sleeps no longer than until the earliest due time."""
     queue = Queue("q")
     seen: list[Any] = []
-    with consuming(Consumer([queue.make_handler(lambda message: seen.append(time.monotonic()))])) as consumer:
+    with consuming(Consumer([make_handler(queue, lambda message: seen.append(time.monotonic()))])) as consumer:
         wait_until(lambda: consumer._channels.listening.is_set())
         began = time.monotonic()
         queue.publish("now", delay=0.6)
@@ -225,7 +226,7 @@ def test_a_retry_is_handled_when_it_is_due(slow_poll: None) -> None:
             raise Nack(delay=0.3)
 
     queue.publish(1)
-    with consuming(Consumer([queue.make_handler(handle)])):
+    with consuming(Consumer([make_handler(queue, handle)])):
         wait_until(lambda: seen == [1, 2], 5)
 
 
@@ -234,7 +235,7 @@ def test_a_consumer_makes_its_queue_again_and_adopts_its_messages(settings: Any)
     settings.PGQUEUE = {"POLL_INTERVAL": 0.2}
     queue = Queue("q")
     seen: list[Any] = []
-    with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])):
+    with consuming(Consumer([make_handler(queue, lambda message: seen.append(message.payload))])):
         wait_until(lambda: MessageQueue.objects.filter(name="q").exists())
         with connect(autocommit=False) as admin:
             admin.execute("INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) VALUES ('q', '1')")
@@ -258,7 +259,7 @@ def test_a_paused_queue_is_left_alone_without_spinning(settings: Any, monkeypatc
         return real_look(name, using)
 
     monkeypatch.setattr(claiming, "look", look)
-    with consuming(Consumer([queue.make_handler(print)])):
+    with consuming(Consumer([make_handler(queue, print)])):
         time.sleep(1.2)
     assert len(payloads("q")) == 10
     assert len(looks) < 80
@@ -290,7 +291,7 @@ def test_suspects_are_handled_with_nothing_else_in_hand() -> None:
         with lock:
             inside.remove(message.payload)
 
-    assert Consumer([queue.make_handler(handle, concurrency=4)], drain=True).run() == 23
+    assert Consumer([make_handler(queue, handle, concurrency=4)], drain=True).run() == 23
     assert payloads("q") == []
     assert len(beside) == 23
     assert {beside[suspect] for suspect in suspects} == {1}
@@ -302,7 +303,7 @@ def test_a_suspect_waits_until_nothing_is_held(settings: Any) -> None:
     settings.PGQUEUE = {"POLL_INTERVAL": 0.1}
     queue, gate = Queue("q"), Gate()
     queue.publish("long")
-    consumer = Consumer([queue.make_handler(gate, concurrency=2)])
+    consumer = Consumer([make_handler(queue, gate, concurrency=2)])
     with consuming(consumer):
         wait_until(lambda: gate.inside == ["long"])
         make_message("q", "suspect", lease=-1)
@@ -323,7 +324,7 @@ def test_a_stream_of_suspects_does_not_starve_fresh_messages() -> None:
         make_message("q", f"suspect {number}", lease=-1)
     queue.publish("fresh")
     seen: list[Any] = []
-    Consumer([queue.make_handler(lambda message: seen.append(message.payload))], prefetch=5, drain=True).run()
+    Consumer([make_handler(queue, lambda message: seen.append(message.payload))], prefetch=5, drain=True).run()
     assert len(seen) == 31
     assert seen.index("fresh") == 5
 
@@ -333,7 +334,7 @@ def test_a_suspect_does_not_wait_for_a_handler_that_runs_for_hours(settings: Any
     settings.PGQUEUE = {"POLL_INTERVAL": 0.1}
     queue, gate = Queue("q", lease=0.5), Gate()
     queue.publish("long")
-    consumer = Consumer([queue.make_handler(gate, concurrency=2)])
+    consumer = Consumer([make_handler(queue, gate, concurrency=2)])
     with consuming(consumer):
         wait_until(lambda: gate.inside == ["long"])
         make_message("q", "suspect", lease=-1)
@@ -350,7 +351,7 @@ def test_stop_gives_back_what_has_not_started() -> None:
     """At once, uncounted, while a handler still runs; that one ends and is acked."""
     queue, gate = Queue("q"), Gate()
     queue.publish_many(list(range(8)))
-    with consuming(Consumer([queue.make_handler(gate)])) as consumer:
+    with consuming(Consumer([make_handler(queue, gate)])) as consumer:
         wait_until(lambda: gate.inside == [0])
         assert MessageQueueItem.objects.leased().count() == 8
         consumer.stop()
@@ -366,7 +367,7 @@ def test_a_handler_that_outlives_the_grace_keeps_its_message_leased() -> None:
     queue, gate = Queue("q"), Gate()
     queue.publish(1)
     began = time.monotonic()
-    with consuming(Consumer([queue.make_handler(gate)], grace=0.3)) as consumer:
+    with consuming(Consumer([make_handler(queue, gate)], grace=0.3)) as consumer:
         wait_until(lambda: gate.inside == [1])
         consumer.stop()
     assert time.monotonic() - began < 5
@@ -380,9 +381,9 @@ def test_what_is_given_back_wakes_another_consumer(slow_poll: None) -> None:
     """The messages of a worker that stops are not left until the next poll."""
     queue, first, seen = Queue("q"), Gate(), []
     queue.publish_many(list(range(6)))
-    with consuming(Consumer([queue.make_handler(first)])) as stopping:
+    with consuming(Consumer([make_handler(queue, first)])) as stopping:
         wait_until(lambda: MessageQueueItem.objects.leased().count() == 6)
-        idle = Consumer([queue.make_handler(lambda message: seen.append(message.payload))])
+        idle = Consumer([make_handler(queue, lambda message: seen.append(message.payload))])
         with consuming(idle):
             wait_until(lambda: idle.lanes[0].next_look > time.monotonic() + 30)
             stopping.stop()
@@ -401,6 +402,6 @@ def test_outcomes_of_many_kinds_are_settled_in_one_go() -> None:
         if message.payload % 3 == 2:
             raise Reject("no")
 
-    assert Consumer([queue.make_handler(handle, concurrency=4)], drain=True).run() == 80
+    assert Consumer([make_handler(queue, handle, concurrency=4)], drain=True).run() == 80
     assert payloads("q") == []
     assert sorted(payloads("q.dead")) == [number for number in range(60) if number % 3]

@@ -8,6 +8,7 @@ import pytest
 from django_pgqueue import Message, Queue, Reject
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import consumers
 from django_pgqueue.services.dead_letters import MAX_REASON_LENGTH
@@ -92,7 +93,7 @@ def test_a_letter_tells_from_where_when_and_how_often(settings: Any) -> None:
         raise ConnectionResetError("peer is gone")
 
     queue.publish(1)
-    consumer = Consumer([queue.make_handler(fail)], drain=True)
+    consumer = Consumer([make_handler(queue, fail)], drain=True)
     assert consumer.run() == 2
     first, last = history()
     for failure, count in ((first, 1), (last, 2)):
@@ -157,7 +158,7 @@ def test_the_reason_is_the_path_of_the_exception_and_its_text(error: Exception, 
     def fail(message: Message) -> None:
         raise error
 
-    Consumer([queue.make_handler(fail)], drain=True).run()
+    Consumer([make_handler(queue, fail)], drain=True).run()
     (failure,) = history()
     assert failure["reason"] == reason
 

@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext, override_settings
 from django_pgqueue import Queue
 from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.services import declaring as declaring_services
 from django_pgqueue.services.beliefs import beliefs
 from tests.support import (
@@ -150,7 +151,7 @@ def test_a_fresh_row_is_not_even_locked():
     before = version("orders"), locker("orders")
     assert before[1] == "0"
     queue = Queue("orders")
-    declaring_services.refresh(connections["default"], queue.declaration, beliefs.key_of(connection, queue.name))
+    declaring_services.refresh(connections["default"], declaration_of(queue), beliefs.key_of(connection, queue.name))
     assert beliefs.is_fresh(beliefs.key_of(connection, "orders"))
     assert declaring_services.touch(["orders"], "default") == {"orders"}
     assert (version("orders"), locker("orders")) == before
@@ -247,7 +248,9 @@ def test_the_cache_is_not_filled_inside_a_test_cases_transaction():
         queue.publish(1)
         with TestCase.captureOnCommitCallbacks(execute=True):
             queue.publish(2)
-        declaring_services.refresh(connections["default"], queue.declaration, beliefs.key_of(connection, queue.name))
+        declaring_services.refresh(
+            connections["default"], declaration_of(queue), beliefs.key_of(connection, queue.name)
+        )
         assert not beliefs.is_fresh(beliefs.key_of(connection, "orders"))
         transaction.set_rollback(True)
     queue.publish(3)
@@ -258,7 +261,7 @@ def test_a_declared_queue_costs_no_query_until_it_is_used():
     """Queue objects are declarations: no SQL at import, whatever the arguments."""
     with CaptureQueriesContext(connection) as queries:
         queue = Queue("orders", dead_letter="graveyard", exclusive=True)
-        repr(queue), queue.declaration, queue.using
+        repr(queue), declaration_of(queue), queue.using
     assert len(queries) == 0
 
 
@@ -294,7 +297,7 @@ def test_a_heartbeat_keeps_queues_in_use_and_makes_declared_ones_again():
     """Undeclared ones that are gone are only reported, once."""
     declared = Queue("replies", auto_deleted=True, exclusive=True)
     make_queue("other", idle=3600, auto_deleted=True)
-    heartbeat = Heartbeat("default", declared=[declared.declaration], names=["other", "unknown"])
+    heartbeat = Heartbeat("default", declared=[declaration_of(declared)], names=["other", "unknown"])
     assert heartbeat.run_once() == {"replies", "unknown"}
     assert MessageQueue.objects.get(name="replies").exclusive
     assert age_of("other") < 5

@@ -14,9 +14,9 @@ import psycopg
 import pytest
 
 from django_pgqueue import devdb
-from django_pgqueue.devdb import DevCluster, DevDBError, find_pg_bindir, throwaway
+from django_pgqueue.devdb import DevCluster, DevDBError, binaries, find_pg_bindir, folders, throwaway
 
-DEVDB = Path(devdb.__file__)
+DEVDB = Path(devdb.__file__).parent
 needs_root = pytest.mark.skipif(
     os.getuid() != 0, reason="only root runs the server as another user, who may not reach it"
 )
@@ -95,7 +95,7 @@ def cluster(data_dir: Path) -> Iterator[DevCluster]:
 @pytest.fixture
 def dev_cluster(data_dir: Path) -> Iterator[DevCluster]:
     """The cluster that `database_url(data_dir)` starts."""
-    _bindir, major = devdb._runnable_bindir()
+    _bindir, major = binaries.runnable_bindir()
     cluster = DevCluster(data_dir / str(major))
     yield cluster
     cluster.remove()
@@ -117,7 +117,7 @@ def test_socket_is_private(cluster: DevCluster) -> None:
     """Nobody but the server's user and root can connect, so no password is needed."""
     cluster.start()
     found = cluster.socket_dir.stat()
-    assert (found.st_uid, found.st_mode & 0o777) == (devdb._server_user()[0], 0o700)
+    assert (found.st_uid, found.st_mode & 0o777) == (folders.server_user()[0], 0o700)
     assert len(str(cluster.socket_dir / ".s.PGSQL.5432.lock")) < 107
 
 
@@ -172,7 +172,7 @@ def test_process_id_that_another_process_has_got(cluster: DevCluster) -> None:
     """After a crash the server starts though its old process id now is somebody else's."""
     cluster.start()
     cluster.stop("kill")
-    user, group = devdb._server_user()
+    user, group = folders.server_user()
     other = subprocess.Popen(["sleep", "60"], **({"user": user, "group": group} if os.getuid() == 0 else {}))
     try:
         pid_file = cluster.pgdata / "postmaster.pid"
@@ -190,17 +190,17 @@ def test_server_started_by_hand_is_left_alone(cluster: DevCluster) -> None:
     """Two servers on one cluster would ruin it: one started in another way is an error."""
     cluster.start()
     cluster.stop()
-    bindir, _major = devdb._runnable_bindir()
+    bindir, _major = binaries.runnable_bindir()
     control = [bindir / "pg_ctl", "-D", cluster.pgdata, "-w"]
     settings = f"-c listen_addresses= -c unix_socket_directories={cluster.pgdata}"
-    started = devdb._run([*control, "start", "-l", cluster.pgdata / "hand.log", "-o", settings])
+    started = binaries.run([*control, "start", "-l", cluster.pgdata / "hand.log", "-o", settings])
     assert started.returncode == 0, started.stdout
     try:
         with pytest.raises(DevDBError, match="started in another way"):
             cluster.start()
-        assert devdb._run([*control, "status"]).returncode == 0
+        assert binaries.run([*control, "status"]).returncode == 0
     finally:
-        devdb._run([*control, "stop", "-m", "immediate"])
+        binaries.run([*control, "stop", "-m", "immediate"])
 
 
 def test_unfinished_initdb_leaves_no_trace(cluster: DevCluster) -> None:
@@ -319,7 +319,7 @@ def test_throwaway_whose_keeper_was_killed_is_removed_by_the_next() -> None:
 def keepers_of(cluster: DevCluster) -> list[int]:
     shown = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True)
     lines = [line.split(None, 1) for line in shown.stdout.splitlines()]
-    found = [int(pid) for pid, args in lines if "devdb.py" in args and str(cluster.home) in args]
+    found = [int(pid) for pid, args in lines if str(DEVDB / "__main__.py") in args and str(cluster.home) in args]
     assert found
     return found
 
@@ -337,7 +337,7 @@ def test_binaries_are_looked_for_in_order(tmp_path: Path, monkeypatch: pytest.Mo
     assert find_pg_bindir().parent.name == "pginstall"
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(devdb, "SYSTEM_BINDIRS", (f"{str(tmp_path)[1:]}/pg/*/bin",))
+    monkeypatch.setattr(binaries, "SYSTEM_BINDIRS", (f"{str(tmp_path)[1:]}/pg/*/bin",))
     fake_server(tmp_path / "pg" / "9" / "bin")
     newest = fake_server(tmp_path / "pg" / "15" / "bin")
     assert find_pg_bindir() == newest
@@ -361,7 +361,7 @@ def test_client_tools_are_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A pg_config comes with libpq as well: it does not count."""
     monkeypatch.delenv("PGQUEUE_PG_BINDIR", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(devdb, "SYSTEM_BINDIRS", (f"{str(tmp_path)[1:]}/pg/*/bin",))
+    monkeypatch.setattr(binaries, "SYSTEM_BINDIRS", (f"{str(tmp_path)[1:]}/pg/*/bin",))
     monkeypatch.setenv("PATH", str(tmp_path / "pg" / "18" / "bin"))
     client = tmp_path / "pg" / "18" / "bin"
     client.mkdir(parents=True)
@@ -379,11 +379,11 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pyte
     (bases[0] / name).symlink_to(tmp_path)
     (bases[1] / name).mkdir()
     (bases[1] / name).chmod(0o777)
-    monkeypatch.setattr(devdb, "SHARED_FOLDERS", bases)
-    assert devdb._shared_folder() == bases[2] / name
-    monkeypatch.setattr(devdb, "SHARED_FOLDERS", bases[:2])
+    monkeypatch.setattr(folders, "SHARED_FOLDERS", bases)
+    assert folders.shared_folder() == bases[2] / name
+    monkeypatch.setattr(folders, "SHARED_FOLDERS", bases[:2])
     with pytest.raises(DevDBError, match="delete it"):
-        devdb._shared_folder()
+        folders.shared_folder()
 
 
 @needs_root
@@ -393,7 +393,7 @@ def test_a_folder_that_another_user_owns_is_not_used(tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     os.chown(folder, 12345, 12345)
     with pytest.raises(DevDBError, match="delete it"):
-        devdb._private_folder(folder, owner=(0, 0))
+        folders.private_folder(folder, owner=(0, 0))
 
 
 @needs_root
@@ -414,10 +414,10 @@ def test_binaries_that_the_server_cannot_reach_are_copied(
     bindir = closed / found.relative_to(package.parent)
     monkeypatch.setenv("PGQUEUE_PG_BINDIR", str(bindir))
 
-    copied, _major = devdb._runnable_bindir()
+    copied, _major = binaries.runnable_bindir()
     copy = copied.parent.parent.parent
     try:
-        assert copied.is_relative_to(devdb._shared_folder())
+        assert copied.is_relative_to(folders.shared_folder())
         assert copy.stat().st_uid == 0
         assert copy.stat().st_mode & 0o777 == 0o755
         assert closed.stat().st_mode & 0o777 == 0o700
@@ -425,9 +425,9 @@ def test_binaries_that_the_server_cannot_reach_are_copied(
         assert answers(cluster)
 
         inode = copied.stat().st_ino
-        assert devdb._runnable_bindir()[0].stat().st_ino == inode, "it is copied once"
+        assert binaries.runnable_bindir()[0].stat().st_ino == inode, "it is copied once"
         (copied.parent / "share" / "only-a-test").unlink()
-        devdb._runnable_bindir()
+        binaries.runnable_bindir()
         assert copied.stat().st_ino != inode, "a copy with a file missing is made again"
         cluster.restart()
         assert answers(cluster)
@@ -441,7 +441,7 @@ def test_a_project_that_cannot_be_written_to(data_dir: Path) -> None:
     """The data of a user who may only read the project lies in a folder of that user."""
     data_dir.parent.chmod(0o500)
     cluster = DevCluster(data_dir)
-    assert cluster.home.parent == devdb._shared_folder()
+    assert cluster.home.parent == folders.shared_folder()
     assert DevCluster(data_dir).home == cluster.home
     data_dir.parent.chmod(0o700)
 
@@ -452,4 +452,4 @@ def test_root_keeps_the_data_out_of_the_project(cluster: DevCluster, data_dir: P
     data_dir.parent.chmod(0o700)
     cluster.start()
     assert not data_dir.exists()
-    assert cluster.pgdata.stat().st_uid == devdb._server_user()[0] != 0
+    assert cluster.pgdata.stat().st_uid == folders.server_user()[0] != 0

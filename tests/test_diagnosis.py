@@ -26,6 +26,7 @@ from django_pgqueue.devdb import throwaway
 from django_pgqueue.models import MessageQueueItem, ReaperRun
 from django_pgqueue.monitoring import diagnosis
 from django_pgqueue.monitoring.diagnosis import Limits
+from django_pgqueue.monitoring.findings import FINDINGS
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import consumers, diagnosing, minutes, reaping
 from django_pgqueue.services.minutes import Tally
@@ -111,7 +112,7 @@ def test_a_claim_index_that_claims_cannot_use(statements: list[str], state: str)
 
 def test_the_remedy_makes_the_index_that_the_migration_made() -> None:
     """Pasted, it mends the table."""
-    remedy = diagnosis.FINDINGS["E006"].remedy
+    remedy = FINDINGS["E006"].remedy
     ((before,),) = fetch("SELECT indexdef FROM pg_indexes WHERE indexname = %s", [INDEX])
     drop, create = remedy.split("`")[1::2]
     with connect() as admin:
@@ -167,7 +168,7 @@ def test_check_database_reports_the_schema_and_not_how_it_is_run() -> None:
     make_queue("orders")
     make_message("orders", published_at="2026-01-01T00:00:00Z")
     assert "W021" in examined()
-    ours = {number for number in numbers(run_checks(databases=["default"])) if number in diagnosis.FINDINGS}
+    ours = {number for number in numbers(run_checks(databases=["default"])) if number in FINDINGS}
     assert ours == set()
     with altered(f"ALTER TABLE {QUEUES} DISABLE TRIGGER USER"):
         assert "E007" in numbers(run_checks(databases=["default"]))
@@ -179,7 +180,7 @@ def test_an_unmigrated_database_has_no_findings() -> None:
     with database("empty") as using:
         migrate(using, "django_pgqueue", "zero")
         with override_settings(PGQUEUE={"DATABASE": using}):
-            assert not numbers(run_checks(databases=[using])) & diagnosis.FINDINGS.keys()
+            assert not numbers(run_checks(databases=[using])) & FINDINGS.keys()
 
 
 # --- How it is run ---
@@ -572,7 +573,7 @@ def test_the_text_says_what_and_how_to_mend_it(capsys: pytest.CaptureFixture[str
     call_command("diagnose_queues", no_color=True)
     finding, remedy, page, count = capsys.readouterr().out.splitlines()
     assert finding == "W020  The reaper has never run."
-    assert remedy.strip() == diagnosis.FINDINGS["W020"].remedy
+    assert remedy.strip() == FINDINGS["W020"].remedy
     assert page.strip() == "docs/findings.md#w020" and count == "1 finding"
 
 
@@ -615,4 +616,4 @@ def test_the_page_is_made_of_the_findings() -> None:
     from tests import findings
 
     assert findings.PAGE.read_text() == findings.page()
-    assert all(findings.tests_of(number) for number in diagnosis.FINDINGS)
+    assert all(findings.tests_of(number) for number in FINDINGS)

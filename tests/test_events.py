@@ -12,6 +12,7 @@ from django_pgqueue import Queue, message, signals
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueEvent
+from django_pgqueue.queue_internals import declaration_of, make_handler
 from django_pgqueue.reaper import EVENT_AGE, Reaper
 from django_pgqueue.services import reaping
 from django_pgqueue.services.beliefs import beliefs
@@ -96,7 +97,7 @@ def publish_chunks(queue: Queue) -> None:
 
 
 def beat(queue: Queue) -> None:
-    Heartbeat("default", declared=[queue.declaration]).run_once()
+    Heartbeat("default", declared=[declaration_of(queue)]).run_once()
 
 
 def redrive(queue: Queue) -> None:
@@ -199,7 +200,7 @@ def test_a_revived_queue_that_is_deleted_has_vanished(queue: Queue) -> None:
 def test_a_running_consumer_and_its_heartbeat_bring_a_queue_back(queue: Queue, settings: Any, told: Any) -> None:
     """Once, whichever of them sees it first."""
     settings.PGQUEUE = {"POLL_INTERVAL": 0.1, "HEARTBEAT_INTERVAL": 0.1}
-    with consuming(Consumer([queue.make_handler(print)])):
+    with consuming(Consumer([make_handler(queue, print)])):
         wait_until(lambda: MessageQueue.objects.filter(name="tmp").exists())
         # Committed before it is told.
         wait_until(lambda: told == [("created", "tmp", None, None)])

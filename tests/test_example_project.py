@@ -12,6 +12,7 @@ from django.urls import reverse
 from django_pgqueue import Message
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.registry import registered_handlers
 from example_project import settings as example_settings
 from example_project.inbox.models import Delivery, Summary
@@ -94,7 +95,7 @@ def test_the_summary_and_the_ack_commit_together(monkeypatch: pytest.MonkeyPatch
         if len(calls) == 1:
             raise RuntimeError("after the write")
 
-    again = webhooks.make_handler(fail_once, ack="atomic")
+    again = make_handler(webhooks, fail_once, ack="atomic")
     assert Consumer([again], max_messages=1).run() == 1
     assert not Summary.objects.exists()
     assert MessageQueueItem.objects.get().delivery_count == 1

@@ -12,6 +12,7 @@ from django.db import connection, transaction
 from django_pgqueue import Message, Nack, Queue, Reject
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.registry import registered_handlers
 from tests.support import fetch, payloads, second_session, wait_until
 from tests.testapp.models import Seen
@@ -28,7 +29,7 @@ def see(message: Message) -> None:
 
 def drain(queue: Queue, function: Any, **options: Any) -> int:
     """Handle all that is ready. Returns how many messages were handled."""
-    return Consumer([queue.make_handler(function, **options)], drain=True).run()
+    return Consumer([make_handler(queue, function, **options)], drain=True).run()
 
 
 def steal(message: Message) -> None:
@@ -100,7 +101,7 @@ def test_wrong_options_are_refused_where_the_handler_is_declared(options: Any, m
 def test_what_cannot_be_called_is_no_handler() -> None:
     """Else each message would fail, and end in the dead-letter queue."""
     with pytest.raises(ValueError, match="'text' is not callable"):
-        Queue("q").make_handler("text")  # type: ignore[arg-type]
+        make_handler(Queue("q"), "text")  # type: ignore[arg-type]
 
 
 def test_handlers_are_found_in_the_queues_modules_of_apps() -> None:
@@ -357,7 +358,7 @@ def test_an_async_handler_is_woken() -> None:
     async def handle(message: Message) -> None:
         seen.append(message.payload)
 
-    with consuming(Consumer([queue.make_handler(handle, concurrency=3)])):
+    with consuming(Consumer([make_handler(queue, handle, concurrency=3)])):
         for number in range(5):
             queue.publish(number)
             wait_until(lambda number=number: len(seen) == number + 1, 10)  # type: ignore[misc]
@@ -480,7 +481,7 @@ def test_a_generator_is_refused_as_a_handler() -> None:
         yield message
 
     with pytest.raises(ValueError, match="generator"):
-        Queue("q").make_handler(generate)
+        make_handler(Queue("q"), generate)
     queue = Queue("q", max_deliveries=1)
     queue.publish(1)
     drain(queue, lambda message: generate(message))

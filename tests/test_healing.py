@@ -9,6 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pgqueue import PGQueueError, Queue, QueueNotFound, signals
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.services import declaring, reaping
 from django_pgqueue.services import publishing as publishing_services
 from django_pgqueue.services.beliefs import beliefs
@@ -161,7 +162,7 @@ def test_a_heal_and_an_open_publisher_do_not_wait_for_each_other():
     queue = Queue("tmp", auto_deleted=True)
     queue.declare()
     params = {
-        **queue.declaration.params,
+        **declaration_of(queue).params,
         "payload": "{}",
         "headers": "{}",
         "delay": None,
@@ -190,8 +191,8 @@ def test_two_open_publishers_that_both_heal_do_not_deadlock():
         for session in (one, two):
             session.begin()
             session.run(queue.publish, {})
-        one.sql(declaring.ENSURE_QUEUE, queue.declaration.params)
-        second = two.start(fetch, declaring.ENSURE_QUEUE, queue.declaration.params)
+        one.sql(declaring.ENSURE_QUEUE, declaration_of(queue).params)
+        second = two.start(fetch, declaring.ENSURE_QUEUE, declaration_of(queue).params)
         wait_until(lambda: is_waiting(two.pid), what="the second healer to wait for the first's update")
         one.commit()
         second.result(DEADLINE)

@@ -20,6 +20,7 @@ from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.consumer.health import Health
 from django_pgqueue.devdb import DevCluster
 from django_pgqueue.models import MessageQueue
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import consumers
 from tests.support import Session, make_message, make_queue, seconds, wait_until
 from tests.workers import command, consuming, worker
@@ -78,7 +79,7 @@ def test_a_process_answers_probes(tmp_path: Path) -> None:
 
 def test_a_stopping_process_is_alive_and_not_ready() -> None:
     """It ends what it has begun; nobody should end it for that."""
-    consumer = Consumer([Queue("work").make_handler(lambda message: None)])
+    consumer = Consumer([make_handler(Queue("work"), lambda message: None)])
     consumer.stop()
     report = Health(consumer).report()
     assert (report.alive, report.ready) == (True, False)
@@ -92,7 +93,7 @@ def test_late_messages_make_it_not_ready() -> None:
     make_queue("other")
     make_message("other", published_at=Now() - seconds(600))
     queue = Queue("work", exclusive=True)
-    consumer = Consumer([queue.make_handler(lambda message: None)])
+    consumer = Consumer([make_handler(queue, lambda message: None)])
     with consuming(consumer), override_settings(PGQUEUE={"POLL_INTERVAL": 0.1}):
         wait_until(lambda: consumer.condition().connected)
         checked = Health(consumer, target=60)
@@ -124,7 +125,7 @@ def test_a_claim_that_never_ends_is_not_alive() -> None:
     """The thread waits while the database answers others: so it is told, until it goes on."""
     queue = Queue("work")
     queue.declare()
-    consumer = Consumer([queue.make_handler(lambda message: None)])
+    consumer = Consumer([make_handler(queue, lambda message: None)])
     checked = Health(consumer)
     with impatient(), Session() as holder, slow_claims(holder), consuming(consumer):
         wait_until(lambda: consumer.condition().claim_age is not None)
@@ -158,7 +159,7 @@ def test_a_database_that_stalls_for_everybody_is_no_reason_to_restart(monkeypatc
     monkeypatch.setattr(health, "PATIENCE", 0.3)
     queue = Queue("work")
     queue.declare()
-    consumer = Consumer([queue.make_handler(lambda message: None)])
+    consumer = Consumer([make_handler(queue, lambda message: None)])
     checked = Health(consumer)
     with impatient(), Session() as locker, consuming(consumer):
         wait_until(lambda: consumer.condition().connected)
@@ -177,7 +178,7 @@ def test_a_database_that_stalls_for_everybody_is_no_reason_to_restart(monkeypatc
 
 def test_without_the_database_it_is_alive_and_not_ready(server: DevCluster) -> None:
     """A restart of the process would not bring the database back."""
-    consumer = Consumer([Queue("work").make_handler(lambda message: None)])
+    consumer = Consumer([make_handler(Queue("work"), lambda message: None)])
     checked = Health(consumer)
     with consuming(consumer):
         wait_until(lambda: consumer.condition().connected)

@@ -14,6 +14,7 @@ from django_pgqueue import Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.models import MessageQueue, QueueConsumer
+from django_pgqueue.queue_internals import declaration_of, make_handler
 from django_pgqueue.reaper import Reaper
 from tests.support import connect, fetch, locker, make_queue, seconds, version, wait_until
 from tests.workers import consuming
@@ -62,7 +63,7 @@ def test_a_beat_never_waits_for_a_lock() -> None:
 def test_a_declared_queue_that_is_gone_is_made_again() -> None:
     """With its attributes."""
     queue = Queue("tmp", auto_deleted=True, max_deliveries=7)
-    assert Heartbeat("default", declared=[queue.declaration]).run_once() == {"tmp"}
+    assert Heartbeat("default", declared=[declaration_of(queue)]).run_once() == {"tmp"}
     row = MessageQueue.objects.get(name="tmp")
     assert (row.auto_deleted, row.max_deliveries) == (True, 7)
 
@@ -103,7 +104,7 @@ def test_a_running_consumer_keeps_its_queue_and_its_row_fresh(settings: Any) -> 
     settings.PGQUEUE = {"HEARTBEAT_INTERVAL": 0.2, "DECLARE_TTL": 0.2}
     queue = Queue("tmp", auto_deleted=True)
     reaper = Reaper("default", idle_for=1.5)
-    with consuming(Consumer([queue.make_handler(print)])) as consumer:
+    with consuming(Consumer([make_handler(queue, print)])) as consumer:
         wait_until(lambda: QueueConsumer.objects.filter(pk=consumer.id).exists())
         first = QueueConsumer.objects.get().last_heartbeat
         ends = time.monotonic() + 2

@@ -15,6 +15,7 @@ from django_pgqueue.consumer.lane import MOST_MINUTES, Lane
 from django_pgqueue.models import MessageQueue, QueueMinute
 from django_pgqueue.monitoring import queue_numbers
 from django_pgqueue.monitoring.queue_numbers import numbers_of
+from django_pgqueue.queue_internals import declaration_of, make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import claiming, session, settling
 from django_pgqueue.services import minutes as minutes_services
@@ -71,7 +72,7 @@ def test_a_consumer_tells_what_became_of_messages(ack: str) -> None:
         if message.payload == "again" and message.delivery_count == 1:
             raise Nack(delay=0)
 
-    Consumer([queue.make_handler(handle, ack=ack)], drain=True).run()
+    Consumer([make_handler(queue, handle, ack=ack)], drain=True).run()
     # With an early ack nothing can fail any more.
     assert told() == ((4, 0, 0) if ack == "early" else (3, 1, 1))
 
@@ -88,7 +89,7 @@ def test_what_is_given_up_is_told_however_it_was(tmp_path: Any) -> None:
     def handle(message: Message) -> None:
         raise Reject("no") if message.payload == "no" else ValueError("fails")
 
-    Consumer([queue.make_handler(handle)], drain=True).run()
+    Consumer([make_handler(queue, handle)], drain=True).run()
     assert told() == (0, 1, 3)
 
 
@@ -116,15 +117,15 @@ def test_what_was_published_is_what_was_settled_and_what_waits() -> None:
 
     # In parts: what was given back by one consumer is settled by another.
     for count in (6, 100):
-        Consumer([queue.make_handler(handle)], drain=True, max_messages=count).run()
+        Consumer([make_handler(queue, handle)], drain=True, max_messages=count).run()
         assert published() == {50: 5, 3: 4}
     assert seen.count("again") == seen.count("fails") == 2 and told() == (7, 2, 2)
     assert (told_published(), told_published("work.dead")) == ({50: 5, 3: 4}, {})
     # Redriven, or handled from its dead-letter queue, it is no new message.
     queue.redrive(limit=1)
-    Consumer([queue.make_handler(lambda message: None)], drain=True).run()
+    Consumer([make_handler(queue, lambda message: None)], drain=True).run()
     letters = Queue("work.dead")
-    Consumer([letters.make_handler(lambda message: None)], drain=True).run()
+    Consumer([make_handler(letters, lambda message: None)], drain=True).run()
     assert told("work.dead") == (1, 0, 0)
     assert (published(), published("work.dead")) == ({50: 5, 3: 4}, {})
 
@@ -136,10 +137,10 @@ def test_a_delayed_message_counts_when_it_is_settled_and_one_given_back_unstarte
     queue.publish(2)
     queue.publish(3)
     fetch("SELECT pg_sleep(0.01)")
-    claim = claiming.claim(queue.declaration, "default", limit=4, lease=60, consumer=uuid4())
+    claim = claiming.claim(declaration_of(queue), "default", limit=4, lease=60, consumer=uuid4())
     settling.release(claim.messages[:3], "default")
     fetch("UPDATE django_pgqueue_messagequeueitem SET lease_expires_at = '2026-01-01' WHERE lease_token IS NOT NULL")
-    Consumer([queue.make_handler(lambda message: None)], drain=True).run()
+    Consumer([make_handler(queue, lambda message: None)], drain=True).run()
     assert sum(told_published().values()) == 4 and told() == (4, 0, 0)
 
 
@@ -153,14 +154,14 @@ def test_minutes_of_publishing_that_are_not_kept_are_dropped() -> None:
             " WHERE id = (SELECT max(id) FROM django_pgqueue_messagequeueitem)"
         )
     assert sum(published().values()) == 2
-    Consumer([queue.make_handler(lambda message: None)], drain=True).run()
+    Consumer([make_handler(queue, lambda message: None)], drain=True).run()
     assert told() == (4, 0, 0) and told_published() == {}
     assert QueueMinute.objects.count() == 1
 
 
 def test_a_lane_keeps_no_more_minutes_than_so_many() -> None:
     """A backlog of years does not fill a consumer's memory, and what is dropped is never told as negative."""
-    lane = Lane(Queue("work").make_handler(lambda message: None), prefetch=1, concurrency=1)
+    lane = Lane(make_handler(Queue("work"), lambda message: None), prefetch=1, concurrency=1)
     now = datetime.now(UTC)
     fields = {"queue": "work", "payload": 1, "headers": {}, "delivery_count": 1, "token": uuid4()}
     times = {"published_at": now, "lease_expires_at": now}
@@ -214,7 +215,7 @@ def test_it_tells_with_each_heartbeat_and_nothing_twice() -> None:
     queue = Queue("work")
     seen: list[Any] = []
     with override_settings(PGQUEUE={"HEARTBEAT_INTERVAL": 0.1, "POLL_INTERVAL": 0.2}):
-        consumer = Consumer([queue.make_handler(lambda message: seen.append(message.payload))])
+        consumer = Consumer([make_handler(queue, lambda message: seen.append(message.payload))])
         with consuming(consumer):
             for count in (3, 5):
                 queue.publish_many(range(count))
@@ -257,7 +258,7 @@ def test_a_missing_table_stops_neither_consumer_nor_reaper(caplog: pytest.LogCap
     try:
         seen: list[Any] = []
         with override_settings(PGQUEUE={"HEARTBEAT_INTERVAL": 0.1, "POLL_INTERVAL": 0.2}):
-            consumer = Consumer([queue.make_handler(lambda message: seen.append(message.payload))])
+            consumer = Consumer([make_handler(queue, lambda message: seen.append(message.payload))])
             with consuming(consumer):
                 for number in range(3):
                     queue.publish(number)

@@ -12,6 +12,7 @@ from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.consumer.lane import Held, Lane
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from tests.support import connect, payloads, wait_until
 from tests.workers import consuming
 
@@ -47,7 +48,7 @@ def test_a_handler_longer_than_the_lease_is_started_once(is_async: bool) -> None
         started.append(message.payload)
         await asyncio.sleep(2)
 
-    handler = queue.make_handler(handle_async if is_async else handle, concurrency=2)
+    handler = make_handler(queue, handle_async if is_async else handle, concurrency=2)
     with consuming(Consumer([handler])), consuming(Consumer([handler])), consuming(Consumer([handler])):
         wait_until(lambda: not payloads("q"))
     assert sorted(started) == list(range(6))
@@ -59,7 +60,7 @@ def test_a_lease_is_extended_at_least_twice_while_it_lasts() -> None:
     queue.publish(1)
     ends: set[Any] = set()
     go_on = threading.Event()
-    with consuming(Consumer([queue.make_handler(lambda message: go_on.wait(20))])):
+    with consuming(Consumer([make_handler(queue, lambda message: go_on.wait(20))])):
         wait_until(is_leased)
         ends_at = time.monotonic() + 3
         while time.monotonic() < ends_at:
@@ -75,8 +76,8 @@ def test_a_lease_is_no_longer_extended_after_the_handlers_timeout() -> None:
     queue.publish(1)
     go_on = threading.Event()
     seen: list[int] = []
-    first = Consumer([queue.make_handler(lambda message: go_on.wait(20), timeout=1.2)])
-    second = Consumer([queue.make_handler(lambda message: seen.append(message.delivery_count))])
+    first = Consumer([make_handler(queue, lambda message: go_on.wait(20), timeout=1.2)])
+    second = Consumer([make_handler(queue, lambda message: seen.append(message.delivery_count))])
     with consuming(first):
         wait_until(is_leased)
         began = time.monotonic()
@@ -98,7 +99,7 @@ def test_a_message_whose_lease_was_taken_is_not_started() -> None:
         started.append(message.payload)
         go_on.wait(20)
 
-    consumer = Consumer([queue.make_handler(handle)])
+    consumer = Consumer([make_handler(queue, handle)])
     with consuming(consumer):
         wait_until(lambda: started == [1])
         with connect() as admin:
@@ -118,7 +119,7 @@ def test_a_message_whose_lease_was_taken_is_not_started() -> None:
 def test_nothing_starts_on_an_old_confirmation() -> None:
     """A process that was stopped and goes on finds that half a lease has passed since the last extension."""
     queue = Queue("q", lease=60)
-    consumer = Consumer([queue.make_handler(print)])
+    consumer = Consumer([make_handler(queue, print)])
     (lane,) = consumer.lanes
     queue.publish(1)
     (message,) = queue.claim()
@@ -135,7 +136,7 @@ def test_an_extension_that_is_late_but_in_time_is_warned_of(
     """The message stays, the log tells its id: the database or this process is too slow."""
     queue = Queue("q", lease=60)
     queue.publish(1)
-    consumer = Consumer([queue.make_handler(lambda message: None)])
+    consumer = Consumer([make_handler(queue, lambda message: None)])
     (lane,) = consumer.lanes
     (message,) = queue.claim()
     lane.held[message.id] = held = Held(message, time.monotonic() - age)
@@ -149,7 +150,7 @@ def test_waiting_messages_of_an_old_confirmation_are_given_back_uncounted(monkey
     queue = Queue("q", lease=60)
     queue.publish_many([1, 2, 3])
     seen: list[tuple[Any, int]] = []
-    consumer = Consumer([queue.make_handler(lambda message: seen.append((message.payload, message.delivery_count)))])
+    consumer = Consumer([make_handler(queue, lambda message: seen.append((message.payload, message.delivery_count)))])
     real = Lane.may_start
     refused: list[int] = []
 
@@ -177,7 +178,7 @@ def test_an_outage_of_the_lease_connection_is_survived() -> None:
         started.append(message.delivery_count)
         go_on.wait(20)
 
-    with consuming(Consumer([queue.make_handler(handle)])), consuming(Consumer([queue.make_handler(handle)])):
+    with consuming(Consumer([make_handler(queue, handle)])), consuming(Consumer([make_handler(queue, handle)])):
         wait_until(lambda: started == [1])
         wait_until(_terminate_lease_connections)
         time.sleep(3)

@@ -13,6 +13,7 @@ from django_pgqueue.consumer import low_water
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.consumer.low_water import LOOK_BACK, LOOK_BACK_SHARE, SLOW, SLOW_EACH, TRAIL, LowWaterMark
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import claiming, notifying
 from tests.support import Session, connect, fetch, make_message, payloads, wait_until
 from tests.workers import consuming, drain
@@ -185,7 +186,7 @@ def test_a_message_that_is_committed_late_is_handled_within_a_look_back(all_slow
     """Its id was drawn before those of others that are handled by now."""
     queue, seen = Queue("q"), Seen()
     queue.declare()
-    with Session() as other, consuming(Consumer([queue.make_handler(seen)])):
+    with Session() as other, consuming(Consumer([make_handler(queue, seen)])):
         other.begin()
         late = other.run(queue.publish, "late")
         published = publish_until(queue, lambda: starts and starts[-1] > late)
@@ -202,7 +203,7 @@ def test_it_is_found_also_where_nothing_else_comes(all_slow: None, starts: list[
     """The consumer does not sleep past its look back: nobody tells it of what is below the mark."""
     queue, seen = Queue("q"), Seen()
     queue.declare()
-    with Session() as other, consuming(Consumer([queue.make_handler(seen)])):
+    with Session() as other, consuming(Consumer([make_handler(queue, seen)])):
         other.begin()
         late = other.run(queue.publish, "late")
         publish_until(queue, lambda: starts and starts[-1] > late)
@@ -217,7 +218,7 @@ def test_many_that_are_committed_late_are_handled_at_once(all_slow: None, starts
     """Two thousand below the mark, of one transaction: not a claim's worth each second."""
     queue, seen = Queue("q"), Seen()
     queue.declare()
-    with Session() as other, consuming(Consumer([queue.make_handler(seen)], prefetch=20)):
+    with Session() as other, consuming(Consumer([make_handler(queue, seen)], prefetch=20)):
         other.begin()
         late = other.run(queue.publish_many, list(range(2000)))
         publish_until(queue, lambda: starts and starts[-1] > late[-1])
@@ -234,7 +235,7 @@ def test_a_lapsed_lease_below_the_mark_is_redelivered(all_slow: None, starts: li
     queue, seen = Queue("q"), Seen()
     queue.declare()
     dead = [make_message("q", f"dead {number}", lease=2).id for number in range(3)]
-    with consuming(Consumer([queue.make_handler(seen)])):
+    with consuming(Consumer([make_handler(queue, seen)])):
         publish_until(queue, lambda: starts and starts[-1] > dead[-1])
         publish_until(queue, lambda: all(f"dead {number}" in seen.at for number in range(3)))
         wait_until(lambda: not payloads("q"))
@@ -252,7 +253,7 @@ def test_a_suspect_below_the_mark_is_not_starved(all_slow: None, starts: list[in
         time.sleep(0.02)
         seen(message)
 
-    with consuming(Consumer([queue.make_handler(handle)], prefetch=5)):
+    with consuming(Consumer([make_handler(queue, handle)], prefetch=5)):
         publish_until(queue, lambda: starts and starts[-1] > dead[-1])
         # There are always some in hand.
         publish_until(queue, lambda: all(f"dead {number}" in seen.at for number in range(5)))
@@ -273,7 +274,7 @@ def test_what_waits_below_a_suspect_is_not_passed(all_slow: None, starts: list[i
     for number in range(3):
         make_message("q", f"suspect {number}", lease=-1)
     queue.publish_many([f"new {number}" for number in range(200)])
-    Consumer([queue.make_handler(handle)], drain=True, prefetch=10).run()
+    Consumer([make_handler(queue, handle)], drain=True, prefetch=10).run()
     order = sorted(seen.at, key=seen.at.__getitem__)
     assert {one.split()[0] for one in order[:3]} == {"suspect"}
     assert {one.split()[0] for one in order[3:8]} == {"old"}
@@ -300,7 +301,7 @@ def test_a_drain_ends_with_nothing_left(all_slow: None, starts: list[int], monke
                 other.commit()
             time.sleep(0.0003)
 
-        assert Consumer([queue.make_handler(handle)], drain=True, prefetch=50).run() == 3300
+        assert Consumer([make_handler(queue, handle)], drain=True, prefetch=50).run() == 3300
     assert handled[3000:] == list(range(300))
     assert payloads("q") == []
 
@@ -319,7 +320,7 @@ def test_due_messages_are_not_hidden(all_slow: None, starts: list[int], monkeypa
             raise Nack(delay=0.7)
         seen(message)
 
-    with consuming(Consumer([queue.make_handler(handle)])):
+    with consuming(Consumer([make_handler(queue, handle)])):
         ids = [queue.publish("delayed", delay=0.7), queue.publish("given back")]
         wait_until(nacked.is_set)
         began = time.monotonic()
@@ -347,7 +348,7 @@ def test_consumers_beside_each_other_handle_each_once(all_slow: None) -> None:
         handled.append(tuple(message.payload))
 
     publishers = [threading.Thread(target=publish, args=[number]) for number in range(4)]
-    with consuming(Consumer([queue.make_handler(handle)])), consuming(Consumer([queue.make_handler(handle)])):
+    with consuming(Consumer([make_handler(queue, handle)])), consuming(Consumer([make_handler(queue, handle)])):
         for thread in publishers:
             thread.start()
         for thread in publishers:
@@ -406,7 +407,7 @@ def test_behind_a_held_snapshot_claims_start_above_what_is_dead(starts: list[int
         )
         fetch("DELETE FROM django_pgqueue_messagequeueitem")
         seen = Seen()
-        with consuming(Consumer([queue.make_handler(seen)])):
+        with consuming(Consumer([make_handler(queue, seen)])):
             publish_until(queue, lambda: starts and starts[-1])
             wait_until(lambda: not payloads("q"))
         mark = max(starts)

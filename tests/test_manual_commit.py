@@ -8,6 +8,7 @@ from django.db import connection, connections, transaction
 
 from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.runtime import guard
 from tests.support import fetch, payloads, wait_until
 from tests.testapp.models import Seen
@@ -50,7 +51,7 @@ def publish(count: int) -> Queue:
 
 
 def consume(queue: Queue, function: Any) -> None:
-    with consuming(Consumer([queue.make_handler(function)])):
+    with consuming(Consumer([make_handler(queue, function)])):
         wait_until(lambda: not payloads("q"))
 
 
@@ -80,4 +81,4 @@ def test_a_handler_without_sql_is_done() -> None:
 def test_acks_that_commit_for_the_handler_are_refused(ack: str) -> None:
     """At the start, not by messages that are handled twice."""
     with pytest.raises(ValueError, match="AUTOCOMMIT"):
-        Consumer([Queue("q").make_handler(do_without, ack=ack)])
+        Consumer([make_handler(Queue("q"), do_without, ack=ack)])

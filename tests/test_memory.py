@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 from django_pgqueue import Queue
 from django_pgqueue.consumer.consumer import CLAIM_BYTES
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.services import claiming
 from tests.support import fetch, wait_until
 from tests.testapp.models import Seen
@@ -104,7 +105,7 @@ def test_one_claim_is_cut_by_bytes(text: str, most: int, due: bool) -> None:
     seen: list[int] = []
     while True:
         claim = claiming.claim(
-            Queue("work").declaration, "default", limit=10, lease=60, consumer=uuid4(), most_bytes=CLAIM_BYTES
+            declaration_of(Queue("work")), "default", limit=10, lease=60, consumer=uuid4(), most_bytes=CLAIM_BYTES
         )
         if not claim.messages:
             break

@@ -25,6 +25,7 @@ from django_pgqueue.devdb import DevCluster
 from django_pgqueue.monitoring import gauges, prometheus
 from django_pgqueue.monitoring.gauges import COUNTS
 from django_pgqueue.monitoring.prometheus import QueueCollector, counter_of, name_of
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import consumers
 from tests.support import Session, connect, delete_queue, make_message, make_queue, wait_until
@@ -214,7 +215,7 @@ def test_what_becomes_of_messages_is_counted(counted: Counted) -> None:
 
     fragile = Queue("fragile", max_deliveries=2, backoff={"base": 0, "jitter": 0})
     fragile.publish(1)
-    Consumer([fragile.make_handler(fail)], drain=True).run()
+    Consumer([make_handler(fragile, fail)], drain=True).run()
     assert counted("pgqueue_messages_failed_total", "fragile") == 2
     assert counted("pgqueue_messages_handled_total", "fragile") == 0
     queue.publish_many(range(2))

@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from django_pgqueue import LeaseLost, Message, Queue, QueueNotFound, signals
 from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueEvent
+from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import counting, reaping, session, settling
 from django_pgqueue.services.beliefs import beliefs
@@ -153,10 +154,10 @@ class Machine(RuleBasedStateMachine):
 
     def publish(self, name: str, count: int, delay: int, ttl: int | None) -> None:
         queue, model = self.declared[name], self.model
-        causes = [model.refresh(queue.declaration)]
-        if name in model.queues or queue.declaration.auto_deleted:
+        causes = [model.refresh(declaration_of(queue))]
+        if name in model.queues or declaration_of(queue).auto_deleted:
             if name not in model.queues:
-                causes.append(model.heal(queue.declaration))
+                causes.append(model.heal(declaration_of(queue)))
                 if count == 1:
                     model.remember(name)
             self.send(name, count, delay, ttl)
@@ -169,13 +170,13 @@ class Machine(RuleBasedStateMachine):
 
     def publish_in_a_transaction(self, name: str, count: int, commit: bool) -> None:
         queue, model = self.declared[name], self.model
-        is_loud = name not in model.queues and name in model.believed and not queue.declaration.auto_deleted
+        is_loud = name not in model.queues and name in model.believed and not declaration_of(queue).auto_deleted
         cause = None
         if is_loud:
             model.believed.discard(name)
         elif name not in model.queues:
             model.believed.discard(name)
-            cause = model.heal(queue.declaration) if commit else None
+            cause = model.heal(declaration_of(queue)) if commit else None
         with suppress(ZeroDivisionError), transaction.atomic():
             if is_loud:
                 with pytest.raises(QueueNotFound):
@@ -186,7 +187,7 @@ class Machine(RuleBasedStateMachine):
                 self.send(name, count, is_kept=False)
                 raise ZeroDivisionError
         if commit and not is_loud:
-            model.refresh(queue.declaration)
+            model.refresh(declaration_of(queue))
         self.expect_healed(cause)
 
     def send(self, name: str, count: int, delay: int = 0, ttl: int | None = None, *, is_kept: bool = True) -> None:
@@ -197,7 +198,7 @@ class Machine(RuleBasedStateMachine):
             ids = [queue.publish(payloads[0], delay=delay, ttl=ttl)]
         else:
             ids = queue.publish_many(payloads, delay=delay, ttl=ttl)
-        if ttl is None and queue.declaration.auto_deleted:
+        if ttl is None and declaration_of(queue).auto_deleted:
             ttl = EPHEMERAL_TTL
         for message_id, payload in zip(ids, payloads, strict=True):
             if is_kept:
@@ -219,7 +220,7 @@ class Machine(RuleBasedStateMachine):
         # Spent ones are set aside as far as they were met.
         assert spent.issuperset(self.dead_lettered)
         for message_id in self.dead_lettered:
-            model.dead_letter(self.all[name].declaration, [model.messages[message_id]])
+            model.dead_letter(declaration_of(self.all[name]), [model.messages[message_id]])
         if not messages:
             assert not fit
             assert spent == set(self.dead_lettered)
@@ -257,11 +258,11 @@ class Machine(RuleBasedStateMachine):
     def nack(self, messages: list[Message], pick: int) -> None:
         delay = pick % 2 * 100
         mine = self.settle(messages, lambda queue: queue.nack(*messages, delay=delay))
-        self.model.nack(self.all[messages[0].queue].declaration, mine, delay)
+        self.model.nack(declaration_of(self.all[messages[0].queue]), mine, delay)
 
     def reject(self, messages: list[Message], _: int) -> None:
         mine = self.settle(messages, lambda queue: queue.reject(*messages))
-        self.model.dead_letter(self.all[messages[0].queue].declaration, mine)
+        self.model.dead_letter(declaration_of(self.all[messages[0].queue]), mine)
         assert sorted(self.dead_lettered) == sorted(message.id for message in mine)
 
     def extend(self, messages: list[Message], pick: int) -> None:
@@ -310,10 +311,10 @@ class Machine(RuleBasedStateMachine):
 
     def declare(self, name: str) -> None:
         self.declared[name].declare()
-        self.expect_healed(self.model.declare(self.declared[name].declaration))
+        self.expect_healed(self.model.declare(declaration_of(self.declared[name])))
 
     def beat(self) -> None:
-        declarations = [queue.declaration for queue in self.declared.values()]
+        declarations = [declaration_of(queue) for queue in self.declared.values()]
         Heartbeat("default", declared=declarations).run_once()
         self.expect_healed(*self.model.touch(declarations))
 
@@ -334,7 +335,7 @@ class Machine(RuleBasedStateMachine):
         self.model.delete_queue(name)
 
     def redrive(self, name: str, limit: int | None) -> None:
-        sent, cause = self.model.redrive(self.all[name].declaration, limit)
+        sent, cause = self.model.redrive(declaration_of(self.all[name]), limit)
         assert self.all[name].redrive(limit) == sent
         self.expect_healed(cause)
 

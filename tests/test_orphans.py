@@ -9,6 +9,7 @@ from django.test.utils import override_settings
 from django_pgqueue import Queue, signals
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import notifying, reaping
 from tests.support import (
@@ -61,7 +62,7 @@ def delete(request):
 def drain(queue: Queue) -> list:
     """Handle what is there, with a real consumer, and return the payloads."""
     handled = []
-    Consumer([queue.make_handler(lambda message: handled.append(message.payload))], drain=True).run()
+    Consumer([make_handler(queue, lambda message: handled.append(message.payload))], drain=True).run()
     return handled
 
 
@@ -168,7 +169,7 @@ def test_a_running_consumer_adopts_within_its_poll():
     queue = Queue("tmp")
     handled = []
     with override_settings(PGQUEUE={"POLL_INTERVAL": 0.2}):
-        consumer = Consumer([queue.make_handler(lambda message: handled.append(message.payload))])
+        consumer = Consumer([make_handler(queue, lambda message: handled.append(message.payload))])
         with Session() as thread:
             running = thread.start(consumer.run)
             try:

@@ -11,6 +11,7 @@ from django.db import transaction
 from django_pgqueue import Message, Queue, QueueNotFound, signals
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import declaring, reaping
 from django_pgqueue.services.beliefs import beliefs
@@ -79,7 +80,7 @@ def test_a_running_consumer_ends_what_runs_and_gives_back_what_waits(queue: Queu
     settings.PGQUEUE = {"POLL_INTERVAL": 0.1}
     queue.publish_many(range(5))
     log = Log()
-    with consuming(Consumer([queue.make_handler(log)], prefetch=20)):
+    with consuming(Consumer([make_handler(queue, log)], prefetch=20)):
         wait_until(lambda: log.seen == [0])
         wait_until(lambda: MessageQueueItem.objects.leased().count() == 5)
         queue.pause()
@@ -98,7 +99,7 @@ def test_a_full_consumer_stops_too(queue: Queue, settings: Any) -> None:
     settings.PGQUEUE = {"POLL_INTERVAL": 0.1, "LEASE": 3}
     queue.publish_many(range(30))
     log = Log()
-    with consuming(Consumer([queue.make_handler(log)], prefetch=20)):
+    with consuming(Consumer([make_handler(queue, log)], prefetch=20)):
         wait_until(lambda: MessageQueueItem.objects.leased().count() == 20)
         queue.pause()
         wait_until(lambda: MessageQueueItem.objects.leased().count() == 1)
@@ -114,7 +115,7 @@ def test_two_queues_of_one_consumer_are_paused_one_at_a_time(queue: Queue, setti
     queue.pause()
     log = Log()
     log.go.set()
-    with consuming(Consumer([queue.make_handler(log), other.make_handler(log)])):
+    with consuming(Consumer([make_handler(queue, log), make_handler(other, log)])):
         queue.publish("paused")
         for number in range(5):
             other.publish(number)
@@ -153,7 +154,7 @@ def test_no_declare_resumes_a_queue(queue: Queue) -> None:
     queue.publish(1)
     backdate("q", 3600)
     declaring.touch(["q"], "default")
-    with consuming(Consumer([queue.make_handler(print)])):
+    with consuming(Consumer([make_handler(queue, print)])):
         queue.redrive()
     assert paused_at() == before
 
@@ -191,7 +192,7 @@ def test_lapsed_messages_of_a_paused_queue_are_still_set_aside(queue: Queue) -> 
     queue.publish(1)
     queue.claim()
     MessageQueueItem.objects.update(delivery_count=5, lease_expires_at="2026-01-01T00:00:00Z")
-    with consuming(Consumer([Queue("elsewhere").make_handler(print), queue.make_handler(print)])) as consumer:
+    with consuming(Consumer([make_handler(Queue("elsewhere"), print), make_handler(queue, print)])) as consumer:
         queue.pause()
         wait_until(lambda: consumer is not None and paused_at())
         Reaper("default").run_once()
@@ -207,7 +208,7 @@ def test_a_resume_wakes_the_consumers(queue: Queue, settings: Any) -> None:
     queue.pause()
     queue.publish(1)
     seen: list[Any] = []
-    with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])) as consumer:
+    with consuming(Consumer([make_handler(queue, lambda message: seen.append(message.payload))])) as consumer:
         wait_until(consumer._channels.listening.is_set)
         wait_until(lambda: consumer.lanes[0].next_look > time.monotonic() + 30)
         assert seen == []
@@ -220,7 +221,7 @@ def test_a_resume_right_after_a_publish_wakes_them_too(queue: Queue, settings: A
     settings.PGQUEUE = {"POLL_INTERVAL": 60, "NOTIFY_INTERVAL": 2}
     queue.pause()
     seen: list[Any] = []
-    with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])) as consumer:
+    with consuming(Consumer([make_handler(queue, lambda message: seen.append(message.payload))])) as consumer:
         wait_until(consumer._channels.listening.is_set)
         wait_until(lambda: consumer.lanes[0].next_look > time.monotonic() + 30)
         time.sleep(2)

@@ -19,6 +19,7 @@ from typing_extensions import TypedDict  # pydantic asks for this one on Python 
 from django_pgqueue import Message, PayloadError, Queue, schema
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from tests.support import payloads, second_session
 from tests.workers import drain
 
@@ -214,7 +215,7 @@ def test_a_stored_payload_that_does_not_fit_is_set_aside_with_the_reason(ack: st
     def handle(messages: list[Message[Model]]) -> None:
         seen.extend(message.payload.order_id for message in messages)
 
-    Consumer([queue.make_handler(handle, ack=ack, batch=10)], drain=True).run()
+    Consumer([make_handler(queue, handle, ack=ack, batch=10)], drain=True).run()
     assert seen == [1, 3]
     dead = MessageQueueItem.objects.get()
     assert (dead.pk, dead.queue_id) == (wrong, "q.dead")
@@ -233,7 +234,7 @@ def test_an_async_handler_gets_only_what_fits() -> None:
     async def handle(message: Message[Model]) -> None:
         seen.append(message.payload.order_id)
 
-    Consumer([queue.make_handler(handle)], drain=True).run()
+    Consumer([make_handler(queue, handle)], drain=True).run()
     assert seen == [3]
     assert MessageQueueItem.objects.get().queue_id == "q.dead"
 

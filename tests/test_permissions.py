@@ -26,6 +26,7 @@ from django_pgqueue import Queue, Topic, subscriptions
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.monitoring import diagnosis
+from django_pgqueue.queue_internals import declaration_of, make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import claiming, consumers, minutes, reaping, tasks
 from django_pgqueue.services import session as session_services
@@ -249,7 +250,7 @@ def consume(shop: Shop, using: str) -> None:
     replies.declare()
     assert claiming.look("replies", using).orphans
     assert reaping.adopt("replies", 10, using) == 1
-    heartbeat = Heartbeat(using, declared=[queue.declaration], consumer=uuid4())
+    heartbeat = Heartbeat(using, declared=[declaration_of(queue)], consumer=uuid4())
     heartbeat.run_once()
     heartbeat.run_once()
     minute = int(session_services.now(using).timestamp() // 60)
@@ -269,7 +270,7 @@ def run_tasks_of(shop: Shop, using: str) -> None:
     assert tasks.start_run(done, using) and tasks.finish_run(done, "1", using)
     for _ in range(2):
         assert tasks.start_run(failed, using)
-        assert tasks.fail_run(queue.declaration, failed, 0, "no", using) is not None
+        assert tasks.fail_run(declaration_of(queue), failed, 0, "no", using) is not None
         (message,) = queue.claim()
         failed = tasks.TaskRun(message, "shop.tasks.one", "default", "key", None, None)
 
@@ -387,7 +388,7 @@ def test_the_consumers_grants_are_enough_for_a_whole_consumer(shop, caplog):
         shop.queue("orders", dead_letter="late").publish_many(["good", "bad"])
         queue = Queue("orders", dead_letter="late", max_deliveries=2, backoff={"base": 0}, using=using)
         for ack in ("late", "atomic"):
-            consumer = Consumer([queue.make_handler(handle, ack=ack)], drain=True)
+            consumer = Consumer([make_handler(queue, handle, ack=ack)], drain=True)
             # What is refused would be tried again and again.
             timer = threading.Timer(DEADLINE, consumer.stop)
             timer.start()

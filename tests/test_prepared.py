@@ -14,6 +14,7 @@ import pytest
 from django.db import connection, connections
 
 from django_pgqueue import Queue
+from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.runtime.connections import PREPARE_THRESHOLD, dedicated_connection, own_connection
 from django_pgqueue.services import claiming, settling
 from tests.support import fetch
@@ -36,7 +37,7 @@ def prepared_statements() -> int:
 def claim(times: int) -> None:
     queue = Queue("work")
     for _ in range(times):
-        claiming.claim(queue.declaration, queue.using, limit=1, lease=60, consumer=uuid4())
+        claiming.claim(declaration_of(queue), queue.using, limit=1, lease=60, consumer=uuid4())
 
 
 def test_a_loop_prepares_what_it_runs_often() -> None:

@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_pgqueue import Message, Queue, QueueNotFound
 from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.runtime import prepared
 from django_pgqueue.runtime.connections import PREPARE_THRESHOLD
 from tests.databases import alias
@@ -340,5 +341,5 @@ def test_a_handler_publishes_prepared() -> None:
         target.publish(message.payload)
         names.extend(prepared_statements())
 
-    Consumer([source.make_handler(handle)], drain=True).run()
+    Consumer([make_handler(source, handle)], drain=True).run()
     assert names

@@ -9,6 +9,7 @@ from django_pgqueue import Queue, Reject, Topic
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.message import Message
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueEvent, TopicBinding
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaped, Reaper
 from tests.support import backdate, fetch, payloads, wait_until
 from tests.workers import consuming
@@ -40,7 +41,7 @@ class Ledger:
         self.handled.append(message.payload["n"])
 
     def drain(self, queue: Queue) -> None:
-        Consumer([queue.make_handler(self.handle)], drain=True).run()
+        Consumer([make_handler(queue, self.handle)], drain=True).run()
 
     def reap(self) -> Reaped:
         reaped = Reaper("default").run_once()
@@ -83,7 +84,7 @@ def test_a_static_durable_queue_with_a_dead_letter_queue(ledger: Ledger) -> None
             raise Reject("odd")
         ledger.handle(message)
 
-    Consumer([invoices.make_handler(refuse)], drain=True).run()
+    Consumer([make_handler(invoices, refuse)], drain=True).run()
     assert sorted(letter["n"] for letter in payloads("invoices.failed")) == [1, 3, 5, 7, 9]
     ledger.assert_balanced()
 
@@ -102,7 +103,7 @@ def test_a_dispatcher_queue(ledger: Ledger) -> None:
     ledger.publish(dispatcher, 10)
     assert {item.expires_at is None for item in MessageQueueItem.objects.all()} == {False}
 
-    owner = Consumer([dispatcher.make_handler(ledger.handle)])
+    owner = Consumer([make_handler(dispatcher, ledger.handle)])
     with consuming(owner):
         wait_until(lambda: len(ledger.handled) == 10)
         assert dispatcher.stats().owner == owner.id
@@ -136,7 +137,7 @@ def test_a_dispatcher_queue(ledger: Ledger) -> None:
 def test_a_consumer_queue(ledger: Ledger) -> None:
     """Kept by its consumer; gone after it, with what expired and nothing else; back with the next publish."""
     replies = Queue("replies.web1", durable=False, auto_deleted=True)
-    consumer = Consumer([replies.make_handler(ledger.handle)])
+    consumer = Consumer([make_handler(replies, ledger.handle)])
     with consuming(consumer):
         ledger.publish(replies, 10)
         wait_until(lambda: len(ledger.handled) == 10)

@@ -10,6 +10,7 @@ from django.db.models.functions import Now
 from django_pgqueue import Message, PayloadError, Queue, Reject, signals
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from tests.support import (
     Session,
@@ -349,7 +350,7 @@ def test_what_dies_again_meanwhile_is_for_the_next_redrive(queue: Queue) -> None
         deliveries.append(message.payload)
         raise Reject("still bad")
 
-    with consuming(Consumer([queue.make_handler(fail)])):
+    with consuming(Consumer([make_handler(queue, fail)])):
         assert queue.redrive(rate=60) == 30
         wait_until(lambda: len(payloads("q.dead")) == 30)
     assert sorted(deliveries) == list(range(30))
@@ -373,7 +374,7 @@ def test_a_redrive_wakes_the_consumers(queue: Queue, settings: Any) -> None:
     settings.PGQUEUE = {"POLL_INTERVAL": 60}
     kill(queue, 1)
     handled: list[Any] = []
-    consumer = Consumer([queue.make_handler(lambda message: handled.append(message.payload))])
+    consumer = Consumer([make_handler(queue, lambda message: handled.append(message.payload))])
     with consuming(consumer):
         wait_until(consumer._channels.listening.is_set)
         # Its last look is over.
@@ -407,7 +408,7 @@ def test_progress_counts_up_and_the_canary_with_it(queue: Queue) -> None:
     """One number after each batch, the last of them the whole."""
     kill(queue, *range(10))
     counts: list[int] = []
-    with consuming(Consumer([queue.make_handler(lambda message: None)])):
+    with consuming(Consumer([make_handler(queue, lambda message: None)])):
         queue.redrive(canary=3, progress=counts.append)
     assert counts[0] == 3
     assert counts == sorted(counts)

@@ -8,6 +8,7 @@ import pytest
 from django_pgqueue import CanaryFailed, Message, Queue, Reject
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from tests.support import fetch, lock_waits, payloads, wait_until
 from tests.workers import consuming
 
@@ -38,7 +39,7 @@ def test_the_others_follow_a_canary_that_ends_well(queue: Queue) -> None:
             assert len(payloads("q.dead")) == 8
         handled.append(message.payload)
 
-    with consuming(Consumer([queue.make_handler(handle)])):
+    with consuming(Consumer([make_handler(queue, handle)])):
         assert queue.redrive(canary=2) == 10
         wait_until(lambda: len(handled) == 10)
     assert sorted(handled[:2]) == [0, 1]
@@ -53,7 +54,7 @@ def test_a_canary_that_dies_again_stops_the_redrive(queue: Queue) -> None:
         if message.payload == 1:
             raise Reject("still bad")
 
-    with consuming(Consumer([queue.make_handler(handle)])), pytest.raises(CanaryFailed) as raised:
+    with consuming(Consumer([make_handler(queue, handle)])), pytest.raises(CanaryFailed) as raised:
         queue.redrive(canary=3)
     assert (raised.value.queue, raised.value.redriven, raised.value.died) == ("q", 3, [ids[1]])
     assert f"died again [{ids[1]}]" in str(raised.value)
@@ -85,7 +86,7 @@ def test_a_canary_that_is_retried_is_waited_for(queue: Queue, settings: Any) -> 
         if message.delivery_count == 1:
             raise ValueError("not yet")
 
-    with consuming(Consumer([patient.make_handler(handle)])):
+    with consuming(Consumer([make_handler(patient, handle)])):
         assert patient.redrive(canary=1) == 3
 
 
@@ -93,7 +94,7 @@ def test_a_canary_that_is_retried_is_waited_for(queue: Queue, settings: Any) -> 
 def test_a_canary_larger_than_all_there_is_is_the_whole(queue: Queue, options: dict[str, Any], count: int) -> None:
     """It is waited for all the same, so that the exit status tells how it ended."""
     kill(queue, 4)
-    with consuming(Consumer([queue.make_handler(lambda message: None)])):
+    with consuming(Consumer([make_handler(queue, lambda message: None)])):
         assert queue.redrive(**options) == count
     assert len(payloads("q.dead")) == 4 - count
 
@@ -106,7 +107,7 @@ def test_a_canary_of_parked_letters(queue: Queue) -> None:
     def handle(message: Message) -> None:
         raise Reject("again")
 
-    with consuming(Consumer([dead.make_handler(handle)])), pytest.raises(CanaryFailed) as raised:
+    with consuming(Consumer([make_handler(dead, handle)])), pytest.raises(CanaryFailed) as raised:
         dead.redrive(canary=1)
     assert len(raised.value.died) == 1
     assert MessageQueueItem.objects.filter(delivery_count=0, queue="q.dead").count() == 3

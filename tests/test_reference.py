@@ -25,7 +25,8 @@ from django_pgqueue.conf import SETTING_TYPES, Settings
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.consumer.health import Health
 from django_pgqueue.models import MessageQueueItem, QueueConsumer
-from django_pgqueue.monitoring.diagnosis import FINDINGS
+from django_pgqueue.monitoring.findings import FINDINGS
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import notifying, session
 from django_pgqueue.services.counting import QueueStats
@@ -39,9 +40,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 ROOT = DOCS.parent
 API = DOCS / "api.md"
-
-#: Public members that are for the library's own modules, and not on the page.
-INTERNAL = {"Queue": {"add_binding", "remove_binding", "copy_ttl", "declaration", "make_handler"}}
 
 
 # --- Made of the code -----------------------------------------------------------------------------
@@ -159,7 +157,7 @@ def test_a_command_with_a_format_must_say_what_its_json_is(monkeypatch: pytest.M
 
 def test_a_probe_answers_with_the_keys_of_the_page() -> None:
     """/livez, /readyz and the file."""
-    report = Health(Consumer([Queue("q").make_handler(print)])).report()
+    report = Health(Consumer([make_handler(Queue("q"), print)])).report()
     assert list(dataclasses.asdict(report)) == list(command_words.COMMANDS["consume_queues"].keys)
 
 
@@ -268,7 +266,7 @@ def reject() -> Queue:
 def handle(function: Callable[[Message], Any]) -> None:
     queue = Queue("q", max_deliveries=1)
     queue.publish(1)
-    Consumer([queue.make_handler(function)], drain=True).run()
+    Consumer([make_handler(queue, function)], drain=True).run()
 
 
 #: What sends each signal, on queue "q".
@@ -343,7 +341,7 @@ def test_a_consumer_tells_of_its_start_and_end() -> None:
     signals.consumer_stopped.connect(stopped)
     try:
         Queue("q").publish(1)
-        Consumer([Queue("q").make_handler(lambda message: note("handled"))], drain=True).run()
+        Consumer([make_handler(Queue("q"), lambda message: note("handled"))], drain=True).run()
     finally:
         signals.consumer_started.disconnect(started)
         signals.consumer_stopped.disconnect(stopped)
@@ -468,7 +466,7 @@ def test_the_notification_of_the_page_wakes_a_consumer(settings: Any) -> None:
     settings.PGQUEUE = {"POLL_INTERVAL": 3600}
     assert notifying.channel("orders") in tables.NOTIFY
     queue, seen = Queue("orders"), []
-    with consuming(Consumer([queue.make_handler(seen.append)])) as consumer:
+    with consuming(Consumer([make_handler(queue, seen.append)])) as consumer:
         wait_until(lambda: consumer.condition().listening and consumer.condition().claim_age)
         queue.declare()
         # What it looks for again after it was woken by the connect.
@@ -513,13 +511,6 @@ def test_each_field_of_what_comes_back_has_a_comment(kind: type) -> None:
     for field in dataclasses.fields(kind):
         if field.name not in ("name",):
             assert re.search(rf"(#:[^\n]*\n)\s+{field.name}:", source), field.name
-
-
-def test_what_the_page_leaves_out_is_what_is_internal() -> None:
-    """Everything else that is public is on it."""
-    left_out = re.findall(r"autoclass:: (\w+)\n   :members:\n   :exclude-members: (.*)", API.read_text())
-    assert {name: set(members.split(", ")) for name, members in left_out} == INTERNAL
-    assert all(set(public_members(getattr(django_pgqueue, name))) >= members for name, members in INTERNAL.items())
 
 
 def test_the_settings_that_docstrings_name_are_there() -> None:

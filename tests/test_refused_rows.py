@@ -9,6 +9,7 @@ from psycopg import sql
 from django_pgqueue import Message, Queue, Reject
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from tests.support import connect, payloads, wait_until
 from tests.workers import consuming
 
@@ -70,7 +71,7 @@ def test_a_message_that_cannot_be_settled_holds_up_no_other(refuse: Refuse, verb
 
     queue.publish_many(["first", "bad", "failing", "last"])
     # As many are held as there are: what is not settled would leave no room for more.
-    with consuming(Consumer([queue.make_handler(handle, ack=ack)], concurrency=2, prefetch=4)):
+    with consuming(Consumer([make_handler(queue, handle, ack=ack)], concurrency=2, prefetch=4)):
         ids = queue.publish_many(range(20))
         wait_until(lambda: not MessageQueueItem.objects.filter(queue="work").exclude(payload="bad").exists())
         assert not MessageQueueItem.objects.filter(id__in=ids).exists()
@@ -91,7 +92,7 @@ def test_what_cannot_be_settled_is_not_handled_for_ever(refuse: Refuse, caplog: 
         raise ValueError("no")
 
     queue.publish("bad")
-    with consuming(Consumer([queue.make_handler(handle)], concurrency=1)):
+    with consuming(Consumer([make_handler(queue, handle)], concurrency=1)):
         wait_until(lambda: payloads("work.dead") == ["bad"])
     assert starts == [1, 2]
     assert "message not settled, its lease runs out" in caplog.text

@@ -10,6 +10,7 @@ from django_pgqueue.backoff import backoff_delay, check_backoff
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.consumer.workers import FALLBACK_DELAY
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services.dead_letters import MAX_REASON_LENGTH
 from tests.support import fetch, payloads
 
@@ -30,7 +31,7 @@ def due_in() -> float:
 
 
 def consume(queue: Queue, function: Any) -> None:
-    Consumer([queue.make_handler(function)], max_messages=1).run()
+    Consumer([make_handler(queue, function)], max_messages=1).run()
 
 
 # --- The delay ---
@@ -178,7 +179,7 @@ class TestFailures:
                 raise error
 
         queue.publish_many([1, 2])
-        Consumer([queue.make_handler(fail_first)], max_messages=2).run()
+        Consumer([make_handler(queue, fail_first)], max_messages=2).run()
         assert handled == [1, 2]
         assert payloads("q") == [1]
 
@@ -192,7 +193,7 @@ class TestFailures:
                 raise Nack(delay=-1)
 
         queue.publish_many([1, 2])
-        Consumer([queue.make_handler(fail_first)], max_messages=2).run()
+        Consumer([make_handler(queue, fail_first)], max_messages=2).run()
         assert handled == [1, 2]
         assert 58 < due_in() <= FALLBACK_DELAY
 
@@ -211,7 +212,7 @@ class TestFailures:
 
         queue = Queue("q", backoff=wrong)
         queue.publish_many([1, 2])
-        Consumer([queue.make_handler(fail_first)], max_messages=2).run()
+        Consumer([make_handler(queue, fail_first)], max_messages=2).run()
         assert handled == [1, 2]
         assert 58 < due_in() <= FALLBACK_DELAY
         (failures,) = MessageQueueItem.objects.values_list("failures", flat=True)

@@ -19,6 +19,7 @@ from psycopg import sql
 from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import notifying
 from tests.support import (
@@ -105,7 +106,7 @@ def test_many_are_handed_out_in_their_order(session: Session, orders: Queue) -> 
             copy.write_row(("orders", f'{{"n": {n}}}'))
     # One at a time: what several are handling has no order.
     seen: list[int] = []
-    handler = orders.make_handler(lambda message: seen.append(message.payload["n"]), concurrency=1)
+    handler = make_handler(orders, lambda message: seen.append(message.payload["n"]), concurrency=1)
     Consumer([handler], drain=True).run()
     assert seen == list(range(1, 1001))
 
@@ -201,7 +202,7 @@ def test_notify_wakes_a_consumer_at_once(session: Session, name: str, settings: 
     seen: list[Any] = []
     queue = Queue(name)
     queue.declare()
-    consumer = Consumer([queue.make_handler(lambda message: seen.append(message.payload))])
+    consumer = Consumer([make_handler(queue, lambda message: seen.append(message.payload))])
     with consuming(consumer):
         # As long as it is not heard it polls. From here on it sleeps.
         wait_until(
@@ -271,7 +272,7 @@ def test_what_a_failed_handler_inserted_publishes_nothing(shop: Session, orders:
             raise ValueError("once")
 
     incoming.publish("an order")
-    wait_until(lambda: Consumer([incoming.make_handler(handle, ack="atomic")], drain=True).run() and len(tries) == 2)
+    wait_until(lambda: Consumer([make_handler(incoming, handle, ack="atomic")], drain=True).run() and len(tries) == 2)
     assert drain(orders) == [{"order_id": 2}]
 
 

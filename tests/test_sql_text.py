@@ -1,10 +1,12 @@
 """No statement of the package is put together from strings: values are parameters, names are composed by psycopg."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from django.apps import apps
 from psycopg._queries import MAX_CACHED_STATEMENT_LENGTH
 
 import django_pgqueue
@@ -126,7 +128,7 @@ NOT_PLAIN = [
     'cursor.execute("SELECT {}".format(x))',
     'cursor.execute(" ".join(parts))',
     "cursor.execute(statement)",
-    "def run(statement): cursor.execute(statement)",
+    "def show(statement): cursor.execute(statement)",
     'run(using, f"SELECT {x}")',
     "run(using, statement)",
     'session.run(using, f"SELECT {x}")',
@@ -177,3 +179,72 @@ def test_the_test_allows(code):
 def test_what_runs_for_each_message_is_short_enough_to_be_remembered(name):
     """Longer statements psycopg parses anew each time, for their placeholders: that costs more than running them."""
     assert len(STATEMENTS[name].encode()) <= MAX_CACHED_STATEMENT_LENGTH
+
+
+#: Who may have SQL on the tables, beside services/: what makes them.
+MAKERS = ("migrations/", "constraints.py")
+TABLES = "|".join(sorted(model._meta.db_table for model in apps.get_app_config("django_pgqueue").get_models()))
+#: A verb of a statement that reads or writes rows, or a table where such a statement has it.
+ON_ROWS = re.compile(
+    r"\b(SELECT|INSERT|UPDATE|(?<!ON )DELETE|MERGE|TRUNCATE|LOCK|COPY)\b"
+    rf"|(?i:\b(from|into|join|update)\s+\"?({TABLES})\b)"
+)
+
+
+def texts_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the string literals with their lines; of an f-string what is written in it."""
+    inside = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part for part in node.values if isinstance(part, ast.Constant)]
+            inside |= set(map(id, parts))
+            yield node.lineno, " ".join(str(part.value) for part in parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield node.lineno, node.value
+
+
+def sql_on_tables(tree: ast.Module) -> list[str]:
+    """Return the literals that are SQL on rows of the package's tables."""
+    return [
+        f"line {line}: {text.strip()[:80]}"
+        for line, text in texts_in(tree)
+        if re.search(rf"\b({TABLES})\b", text) and ON_ROWS.search(text)
+    ]
+
+
+def test_only_services_have_sql_on_the_tables():
+    """Each statement stands above its function there, and nowhere else."""
+    found = {}
+    for path in MODULES:
+        name = str(path.relative_to(PACKAGE))
+        if not name.startswith(("services/", *MAKERS)):
+            found[name] = sql_on_tables(ast.parse(path.read_text()))
+    assert len(found) > 60
+    assert {name: texts for name, texts in found.items() if texts} == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'X = "SELECT 1 FROM django_pgqueue_messagequeue"',
+        'cursor.execute("delete from django_pgqueue_messagequeueitem where id = %s", [1])',
+        """run(f'UPDATE "django_pgqueue_messagequeue" SET {column} = 1')""",
+        "MAY_READ = \"SELECT has_table_privilege('django_pgqueue_messagequeueitem', 'SELECT')\"",
+    ],
+)
+def test_sql_elsewhere_is_noticed(code):
+    """Whatever it is for, and in whatever letters."""
+    assert sql_on_tables(ast.parse(code))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'HINT = "Find who deletes rows of `django_pgqueue_messagequeue`."',
+        """URL = "admin:django_pgqueue_messagequeue_change\"""",
+        'cursor.execute("SELECT pg_notify(%s, %s)", values)',
+    ],
+)
+def test_what_is_no_sql_on_the_tables(code):
+    """Words, addresses, and statements on nothing."""
+    assert not sql_on_tables(ast.parse(code))

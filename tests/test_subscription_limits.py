@@ -13,6 +13,7 @@ from django_pgqueue import Queue, Topic, TopicMessage, signals, subscriptions
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.devdb import DevCluster
 from django_pgqueue.models import TopicBody
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import notifying
 from tests.subscriber import digest, hearing, subscribers
 from tests.support import connect, drop_connections, second_session, wait_until
@@ -122,7 +123,7 @@ def test_a_dead_subscriber_holds_back_nobody_and_takes_no_more_memory(monkeypatc
     """Hundreds of messages later: consumers are woken, others hear, and only the buffer is held."""
     monkeypatch.setattr(subscriptions, "BUFFER_CHARACTERS", 1_000_000)
     handled: list[Any] = []
-    consumer = Consumer([Queue("q").make_handler(lambda message: handled.append(message.payload))])
+    consumer = Consumer([make_handler(Queue("q"), lambda message: handled.append(message.payload))])
     heard = 0
 
     def count(message: TopicMessage) -> None:

@@ -15,6 +15,7 @@ from django_pgqueue import Queue, Topic, TopicMessage
 from django_pgqueue.conf import settings as pgqueue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import TopicBody
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.runtime import listener
 from django_pgqueue.services import notifying
 from tests.subscriber import digest, hearing, subscribers
@@ -153,7 +154,7 @@ def test_all_subscriptions_of_a_process_hear_every_message_in_order() -> None:
 def test_a_consumer_and_all_subscriptions_share_one_connection() -> None:
     """Whatever comes first; it stays while one of them is there, and goes with the last."""
     seen: list[Any] = []
-    consumer = Consumer([Queue("q").make_handler(lambda message: seen.append(message.payload))])
+    consumer = Consumer([make_handler(Queue("q"), lambda message: seen.append(message.payload))])
     with hearing(Topic("t")) as heard:
         ((pid, *_),) = listeners()
         with consuming(consumer), hearing(Topic("t2")) as second:

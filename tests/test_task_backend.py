@@ -413,9 +413,9 @@ def test_a_django_without_tasks_is_told_what_to_install(monkeypatch):
 
 def test_only_who_uses_the_backend_needs_tasks(monkeypatch, settings):
     """`TASKS` may be of another app; where it names the backend, its absence is loud."""
-    monkeypatch.setitem(sys.modules, "django_pgqueue.task_compat", None)
-    monkeypatch.delitem(sys.modules, "django_pgqueue.task_backend")
-    monkeypatch.delattr("django_pgqueue.task_backend")
+    monkeypatch.setitem(sys.modules, "django_pgqueue.task_backend.compat", None)
+    monkeypatch.delitem(sys.modules, "django_pgqueue.task_backend.backend")
+    monkeypatch.delattr("django_pgqueue.task_backend.backend")
     settings.TASKS = {"default": {"BACKEND": "another.Backend"}}
     assert queues.task_handlers() == {} and queues.make_queues("default") == []
     settings.TASKS = tasks_setting()

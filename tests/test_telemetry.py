@@ -21,6 +21,7 @@ from django_pgqueue import Message, Nack, PayloadError, Queue, QueueNotFound, Re
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.monitoring import opentelemetry
+from django_pgqueue.queue_internals import make_handler
 from tests.spans import Told, attributes_of, id_of, links_of, telling
 from tests.support import connect, delete_queue, run_async, wait_until
 from tests.workers import consuming, drain, environment, worker
@@ -40,7 +41,7 @@ def told() -> Iterator[Told]:
 
 def handle(queue: Queue, function: Callable[[Any], Any], count: int = 1, **options: Any) -> None:
     """Let a consumer run a handler for so many messages."""
-    Consumer([queue.make_handler(function, **options)], drain=True, max_messages=count).run()
+    Consumer([make_handler(queue, function, **options)], drain=True, max_messages=count).run()
 
 
 def traceparent(span: ReadableSpan) -> str:
@@ -227,7 +228,7 @@ def test_async_handlers_that_run_at_once_have_their_own_spans(told: Told) -> Non
         if message.id == ids[1]:
             raise ValueError("second")
 
-    Consumer([queue.make_handler(work, concurrency=2)], drain=True, max_messages=2).run()
+    Consumer([make_handler(queue, work, concurrency=2)], drain=True, max_messages=2).run()
     spans = {int(attributes_of(span)["messaging.message.id"]): span for span in told.spans("process orders")}
     for message_id, published in zip(ids, told.spans("publish orders"), strict=True):
         assert links_of(spans[message_id]) == [id_of(published)]
@@ -287,7 +288,7 @@ def test_a_lease_that_is_lost_meanwhile(told: Told) -> None:
         with connect() as other:
             other.execute("DELETE FROM django_pgqueue_messagequeueitem WHERE id = %s", [message.id])
 
-    consumer = Consumer([queue.make_handler(lose, ack="atomic")], max_messages=1)
+    consumer = Consumer([make_handler(queue, lose, ack="atomic")], max_messages=1)
     assert consumer.run() == 0
     processed = told.span("process orders")
     assert attributes_of(processed)["pgqueue.outcome"] == "lost"
@@ -333,7 +334,7 @@ def test_each_delivery_links_to_the_same_publish(told: Told) -> None:
     def fail(message: Message) -> None:
         raise ValueError
 
-    Consumer([queue.make_handler(fail)], drain=True).run()
+    Consumer([make_handler(queue, fail)], drain=True).run()
     assert queue.redrive() == 1
     assert drain(queue) == [1]
     processed = told.spans("process orders")
@@ -611,7 +612,7 @@ def test_an_instrument_that_raises_changes_nothing(
         if message.payload == 2:
             raise ValueError
 
-    Consumer([queue.make_handler(work)], drain=True).run()
+    Consumer([make_handler(queue, work)], drain=True).run()
     assert sorted(deliveries) == [1, 2, 2, 3]
     assert MessageQueueItem.objects.get().payload == 2
     queue.declare()
@@ -663,7 +664,7 @@ def test_consuming_goes_on_while_it_is_switched(told: Told) -> None:
     """Installed and uninstalled while a consumer runs."""
     queue = Queue("orders")
     seen: list[int] = []
-    with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload), concurrency=2)])):
+    with consuming(Consumer([make_handler(queue, lambda message: seen.append(message.payload), concurrency=2)])):
         for number in range(20):
             queue.publish(number)
             if number == 10:

@@ -17,6 +17,7 @@ from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.monitoring import gauges as gauges_module
 from django_pgqueue.monitoring import opentelemetry
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import counting as counting_services
 from tests.spans import Told, telling
@@ -61,7 +62,7 @@ def test_durations_are_those_of_the_spans(told: Told) -> None:
     """In seconds, with the buckets that the conventions advise."""
     queue = Queue("orders")
     queue.publish(1)
-    Consumer([queue.make_handler(lambda message: None)], drain=True).run()
+    Consumer([make_handler(queue, lambda message: None)], drain=True).run()
     for name, span in ((PROCESSING, "process orders"), (OPERATIONS, "claim orders")):
         (point,) = [
             point for labels, point in told.points(name) if labels["messaging.operation.name"] == span.split()[0]
@@ -91,7 +92,7 @@ def test_failures_have_a_type(told: Told) -> None:
         raise ValueError
 
     queue.publish(1)
-    Consumer([queue.make_handler(fail)], drain=True).run()
+    Consumer([make_handler(queue, fail)], drain=True).run()
     assert told.value(PROCESSING, error_type="ValueError") == 1
 
 
@@ -113,7 +114,7 @@ def test_the_wait_is_from_when_a_message_was_due(told: Told, due_in: float | Non
     make_queue("orders")
     item = make_message("orders", due_in=due_in)
     MessageQueueItem.objects.filter(pk=item.pk).update(published_at=Now() - timedelta(seconds=120))
-    Consumer([Queue("orders").make_handler(lambda message: None)], drain=True).run()
+    Consumer([make_handler(Queue("orders"), lambda message: None)], drain=True).run()
     ((labels, point),) = told.points(WAIT)
     assert labels["messaging.destination.name"] == "orders"
     assert (120 if due_in is None else 60) <= point.sum < (140 if due_in is None else 80)
@@ -123,7 +124,7 @@ def test_the_wait_is_until_the_handler_starts(told: Told) -> None:
     """What is held and waits for a worker waits on."""
     queue = Queue("orders")
     queue.publish_many(range(3))
-    Consumer([queue.make_handler(lambda message: time.sleep(0.2))], drain=True).run()
+    Consumer([make_handler(queue, lambda message: time.sleep(0.2))], drain=True).run()
     ((_, point),) = told.points(WAIT)
     assert tuple(point.explicit_bounds) == opentelemetry.WAITS
     assert point.count == 3 and 0.6 <= point.sum < 5 and point.max >= 0.4 > point.min

@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pgqueue import LeaseLost, Message, Nack, Queue, QueueNotFound, Reject, Topic
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import consumers, notifying
 from django_pgqueue.services.beliefs import beliefs
@@ -642,7 +643,7 @@ def test_queues_fall_idle_owners_are_missed_tombstones_are_forgotten(kind):
     """All that counts time in a row."""
     idle = Queue("idle", auto_deleted=True)
     idle.declare()
-    consumers.beat(Consumer([idle.make_handler(print)]).id, "host", 1, ["idle"], "default")
+    consumers.beat(Consumer([make_handler(idle, print)]).id, "host", 1, ["idle"], "default")
     advance(3599)
     assert Reaper("default").run_once().queues == []
     assert age_of("idle") > 3598

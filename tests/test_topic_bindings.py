@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pgqueue import Queue, QueueNotFound, Topic
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer, TopicBinding
+from django_pgqueue.queue_internals import add_binding, declaration_of, make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import reaping, topics
 from tests.support import (
@@ -103,7 +104,7 @@ def test_a_binding_that_cannot_be_written_is_no_secret(exists: bool) -> None:
         queue.declare()
     with refusing("django_pgqueue_topicbinding", "true"), pytest.raises(DatabaseError, match="refused"):
         Topic("t").bind(queue)
-    queue.add_binding("t")
+    add_binding(queue, "t")
     if not exists:
         MessageQueue.objects.filter(name="q").delete()
     with refusing("django_pgqueue_topicbinding", "true"), pytest.raises(DatabaseError, match="refused"):
@@ -137,14 +138,14 @@ def test_threads_that_bind_one_queue_to_many_topics_bind_it_to_all() -> None:
             Topic(f"t{number}.{more}").bind(queue)
 
     in_threads(4, bind)
-    assert TopicBinding.objects.count() == len(queue.declaration.bindings) == 40
+    assert TopicBinding.objects.count() == len(declaration_of(queue).bindings) == 40
 
 
 def test_a_consumer_that_makes_its_queue_again_binds_it_as_it_is_bound_by_now(settings: Any) -> None:
     """Not as it was when the consumer started."""
     settings.PGQUEUE = {"HEARTBEAT_INTERVAL": 0.2, "POLL_INTERVAL": 60}
     (queue,) = bound("q", auto_deleted=True)
-    consumer = Consumer([queue.make_handler(print)])
+    consumer = Consumer([make_handler(queue, print)])
     with consuming(consumer):
         wait_until(QueueConsumer.objects.exists)
         Topic("t").unbind(queue)
@@ -172,7 +173,7 @@ def test_declared_while_django_starts_it_runs_no_sql(starting: None) -> None:
         queue = Queue("q")
         Topic("t").bind(queue)
     assert len(queries) == 0
-    assert queue.declaration.bindings == (("t", None),)
+    assert declaration_of(queue).bindings == (("t", None),)
 
 
 def test_it_is_written_when_the_queue_is_declared_by_migrate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django_pgqueue import InvalidQueueName, PayloadError, Queue, Topic
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem, TopicBinding, TopicBody
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from tests.subscriber import hearing
 from tests.support import backdate, delete_queue, fetch, payloads, run_async, seconds, wait_until
@@ -96,7 +97,7 @@ def test_a_copy_wakes_the_consumer_of_its_queue(settings: Any) -> None:
     settings.PGQUEUE = {"POLL_INTERVAL": 60}
     (queue,) = bound("q")
     seen: list[Any] = []
-    consumer = Consumer([queue.make_handler(lambda message: seen.append(message.payload))])
+    consumer = Consumer([make_handler(queue, lambda message: seen.append(message.payload))])
     with consuming(consumer):
         for number in range(3):
             time.sleep(0.3)  # Let it fall asleep.

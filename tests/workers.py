@@ -23,6 +23,7 @@ from django.db import connections
 from django_pgqueue import Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import QueueConsumer
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from tests.support import DEADLINE, wait_until
 
@@ -186,7 +187,7 @@ def consuming(consumer: Consumer) -> Iterator[Consumer]:
 def drain(queue: Queue, timeout: float = DEADLINE, **options: Any) -> list[Any]:
     """Consume a queue until it is empty, and return the payloads in the order in which they were handled."""
     seen: list[Any] = []
-    consumer = Consumer([queue.make_handler(lambda message: seen.append(message.payload))], drain=True, **options)
+    consumer = Consumer([make_handler(queue, lambda message: seen.append(message.payload))], drain=True, **options)
     # In a thread, so that one that never ends fails the test.
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(consumer.run)

@@ -9,7 +9,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.db import DataError, OperationalError, connections, transaction
+from django.db import DataError, OperationalError, transaction
 from django.db.models import F, Func, QuerySet, TextField
 from django.db.models.functions import Left
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -161,8 +161,7 @@ class MessageChangeList(ChangeList):
         order = self.order.reverse if is_backward else self.order
         using = database_alias()
         with transaction.atomic(using=using):
-            with connections[using].cursor() as cursor:
-                cursor.execute("SELECT set_config('statement_timeout', %s, true)", [f"{PATIENCE}ms"])
+            session.limit_statements(PATIENCE / 1000, using)
             # One more than is shown tells whether there are more.
             found = order.rows(self.queryset, key, self.list_per_page + 1)
             now = session.now(using)

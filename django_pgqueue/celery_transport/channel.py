@@ -20,6 +20,7 @@ from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.consumer.handler import ACK, RELEASE, Outcome, Settlement
 from django_pgqueue.consumer.lane import Held, Lane
 from django_pgqueue.message import Message
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.queues import Queue
 from django_pgqueue.services import session
 from django_pgqueue.validation import MAX_SECONDS
@@ -43,7 +44,7 @@ class ChannelConsumer:
     """
 
     def __init__(self, channel: Channel, queue: Queue, callback: Callable[[Any], object], *, no_ack: bool) -> None:
-        handler = queue.make_handler(callback, concurrency=MAX_HELD, timeout=MAX_SECONDS)
+        handler = make_handler(queue, callback, concurrency=MAX_HELD, timeout=MAX_SECONDS)
         self.channel = channel
         self.queue = queue
         self.callback = callback

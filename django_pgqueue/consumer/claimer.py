@@ -169,7 +169,7 @@ class Claimer:
         is_others_turn = lane.suspects_in_row >= lane.prefetch
         above = lane.mark.start(before)
         claim = claiming.claim(
-            lane.queue.declaration,
+            lane.handler.declaration,
             self.using,
             limit=room,
             lease=lane.lease,
@@ -244,7 +244,7 @@ class Claimer:
         """Return how long the lane may sleep; mend its queue on the way."""
         look = claiming.look(lane.queue.name, self.using)
         if not look.exists:
-            declaring.declare(lane.queue.declaration, self.using)
+            declaring.declare(lane.handler.declaration, self.using)
         if look.orphans and reaping.adopt(lane.queue.name, ADOPT_BATCH, self.using):
             return 0.0
         interval = settings.POLL_INTERVAL

@@ -119,7 +119,7 @@ class Consumer:
         self._outage = Outage("consumer")
         self._is_inline = False
         self._heartbeat = Heartbeat(
-            self.using, declared=[lane.queue.declaration for lane in self.lanes], consumer=self.id
+            self.using, declared=[lane.handler.declaration for lane in self.lanes], consumer=self.id
         )
         self.workers = workers or HandlerWorkers(self.using, self.lanes, self.wake)
         self.claimer = Claimer(
@@ -243,7 +243,7 @@ class Consumer:
         while not self._stopping.is_set():
             try:
                 for lane in sorted(self.lanes, key=lambda lane: lane.queue.name):
-                    declaring.declare(lane.queue.declaration, self.using)
+                    declaring.declare(lane.handler.declaration, self.using)
                 self._beat()
             except DATABASE_FAULTS as error:
                 if not is_passing(error):
@@ -290,7 +290,7 @@ class Consumer:
     def _beat(self) -> None:
         sent = time.monotonic()
         # Afresh: a queue may have been bound or unbound since.
-        self._heartbeat.declared = {lane.queue.name: lane.queue.declaration for lane in self.lanes}
+        self._heartbeat.declared = {lane.queue.name: lane.handler.declaration for lane in self.lanes}
         self._heartbeat.run_once()
         seen_until = sent + TRUSTED_HEARTBEATS * settings.HEARTBEAT_INTERVAL
         self.claimer.seen_until = seen_until
@@ -394,7 +394,7 @@ def make_lane(handler: Handler, concurrency: int | None, prefetch: int | None) -
 def held_at_most(handler: Handler, concurrency: int, prefetch: int) -> int:
     """Return how many messages of a queue may be held."""
     startable = concurrency * (handler.batch or 1)
-    if handler.queue.declaration.max_deliveries == 1:
+    if handler.declaration.max_deliveries == 1:
         # What is claimed has been delivered: killed here, what waits would be given up without a start.
         return startable
     # At least enough for each worker, or some would never get any.

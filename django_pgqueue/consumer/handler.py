@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -23,8 +24,6 @@ class ConsumableQueue(Protocol):
     @property
     def using(self) -> str: ...
     @property
-    def declaration(self) -> Declaration: ...
-    @property
     def lease(self) -> float: ...
     def retry_delay(self, message: Message, /) -> float: ...
 
@@ -36,7 +35,7 @@ def is_never(message: Message) -> bool:
 
 @dataclass(frozen=True)
 class Handler:
-    """A function, the queue whose messages it handles, and how. Made by ``Queue.make_handler``."""
+    """A function, the queue whose messages it handles, and how. Made by ``make_handler()``."""
 
     queue: ConsumableQueue
     function: Callable[[Any], Any]
@@ -44,6 +43,8 @@ class Handler:
     ack: str
     timeout: float
     is_async: bool
+    #: Returns the queue's attributes as its row stores them. Asked each time: a setting or a binding may have changed.
+    read_declaration: Callable[[], Declaration]
     #: How many messages it takes at once, as a list. None: one, as itself.
     batch: int | None = None
     #: Returns a message with the payload that the queue's schema makes of it, or raises. None: as it is.
@@ -53,9 +54,35 @@ class Handler:
     is_for_loop: Callable[[Message], bool] = is_never
 
     @property
+    def declaration(self) -> Declaration:
+        """The queue's attributes as its row stores them."""
+        return self.read_declaration()
+
+    @property
     def uses_loop(self) -> bool:
         """Whether any of its messages are handled on the event loop."""
         return self.is_async or self.async_function is not None
+
+
+def check_function(function: Callable[[Any], Any], name: str, ack: str) -> bool:
+    """
+    Return whether a queue's handler is async.
+
+    Raises ``ValueError`` for what is no function, and for one that cannot be handled that way.
+    """
+    if ack not in ACK_MODES:
+        raise ValueError(f"ack must be one of {', '.join(ACK_MODES)}, not {ack!r}")
+    if not callable(function):
+        raise ValueError(f"{function!r} is not callable, so it cannot be the handler of queue {name!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ValueError(f"{function!r} is a generator, so calling it does not run it; return, don't yield")
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    if is_async and ack == "atomic":
+        raise ValueError(
+            f"{function!r}: ack='atomic' needs a transaction around the handler, which Django does not offer to"
+            " async functions; use a sync handler, or ack='late'"
+        )
+    return is_async
 
 
 class Outcome(Enum):

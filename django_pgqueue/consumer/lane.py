@@ -88,7 +88,7 @@ class Lane:
 
     @property
     def is_exclusive(self) -> bool:
-        return self.queue.declaration.exclusive
+        return self.handler.declaration.exclusive
 
     def wake(self) -> None:
         # In this order: who plans the next look reads ``woken`` after writing ``next_look``.

@@ -138,7 +138,7 @@ def finish(lane: Lane, batch: Sequence[Held], started: Sequence[Held], settlemen
 @contextmanager
 def traced(lane: Lane, started: list[Held]) -> Iterator[instrumentation.Handling]:
     """Let the instrument be around what handles these messages."""
-    declaration = lane.queue.declaration
+    declaration = lane.handler.declaration
     waits = [held.started - held.due for held in started if held.started is not None and held.due is not None]
     handling = instrumentation.Handling([held.message for held in started], lane.handler.batch is not None, waits)
     with instrumentation.handling(

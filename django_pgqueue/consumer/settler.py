@@ -82,10 +82,10 @@ class Settler:
                 return settling.ack(messages, self.using), 0
             case Outcome.NACK:
                 delays = [settlement.delay for settlement in settlements]
-                lost, given_up = settling.nack(lane.queue.declaration, messages, delays, reasons, self.using)
+                lost, given_up = settling.nack(lane.handler.declaration, messages, delays, reasons, self.using)
                 return lost, len(given_up)
             case Outcome.REJECT:
-                lost = settling.reject(lane.queue.declaration, messages, reasons, self.using)
+                lost = settling.reject(lane.handler.declaration, messages, reasons, self.using)
                 return lost, len(messages) - len(lost)
             case Outcome.RELEASE:
                 lost = settling.release(messages, self.using)

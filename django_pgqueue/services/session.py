@@ -146,6 +146,11 @@ def now(using: str) -> datetime:
 STATEMENT_TIMEOUT = "SELECT set_config('statement_timeout', %(limit)s, true)"
 
 
+def limit_statements(seconds: float, using: str) -> None:
+    """Let each statement that follows in this transaction fail after so many seconds."""
+    run(using, STATEMENT_TIMEOUT, limit=f"{round(seconds * 1000)}ms")
+
+
 @contextmanager
 def bounded(seconds: float, using: str) -> Iterator[None]:
     """
@@ -157,5 +162,5 @@ def bounded(seconds: float, using: str) -> Iterator[None]:
         yield
         return
     with transaction.atomic(using=using):
-        run(using, STATEMENT_TIMEOUT, limit=f"{round(seconds * 1000)}ms")
+        limit_statements(seconds, using)
         yield

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -26,17 +25,16 @@ from django.utils.crypto import get_random_string
 
 from django_pgqueue.conf import database_alias, settings
 from django_pgqueue.consumer.handler import OWN_ACK, Handler
-from django_pgqueue.exceptions import InvalidQueueName, LeaseLost, PayloadError, PayloadTooLarge
-from django_pgqueue.message import Message, decode, encode
+from django_pgqueue.exceptions import InvalidQueueName, PayloadError, PayloadTooLarge
+from django_pgqueue.message import Message, encode
+from django_pgqueue.queue_internals import declaration_of, publish_at
 from django_pgqueue.queues import Queue
 from django_pgqueue.registry import find_queue, has_handler
 from django_pgqueue.services import tasks
-from django_pgqueue.services.tasks import TaskRecord
 from django_pgqueue.task_backend.compat import (
     BaseTaskBackend,
     InvalidTask,
     Task,
-    TaskError,
     TaskResult,
     TaskResultDoesNotExist,
     TaskResultStatus,
@@ -44,7 +42,8 @@ from django_pgqueue.task_backend.compat import (
     task_backends,
     task_enqueued,
 )
-from django_pgqueue.task_backend.runner import TaskRunner, Ticket, is_for_loop, set_on
+from django_pgqueue.task_backend.results import KEY_LENGTH, make_result, message_id_of, ticket_of
+from django_pgqueue.task_backend.runner import TaskRunner, Ticket, is_for_loop
 from django_pgqueue.validation import MAX_SECONDS, check_count, check_name, check_seconds
 
 P = ParamSpec("P")
@@ -61,14 +60,6 @@ OPTIONS: dict[str, Any] = {
     # Whether results are kept.
     "results": True,
 }
-
-# The id of a result: that of the message, and a key that nobody guesses.
-RESULT_ID = re.compile("([1-9][0-9]{0,18})-([A-Za-z0-9]{8})")
-KEY_LENGTH = 8
-MOST_ID = 2**63 - 1
-
-# The error of a task that was given up because its workers died.
-LOST_PATH = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
 
 
 class InvalidArguments(PayloadError, TypeError):
@@ -137,7 +128,7 @@ class PGQueueBackend(BaseTaskBackend):
             task.run_after,
             iscoroutinefunction(task.func),
         )
-        message_id = self.queue(task.queue_name).publish_at(task.run_after, payload, ticket.headers)
+        message_id = publish_at(self.queue(task.queue_name), task.run_after, payload, ticket.headers)
         result: TaskResult[P, R] = TaskResult(
             task=task,
             id=ticket.result_id(message_id),
@@ -234,6 +225,7 @@ class PGQueueBackend(BaseTaskBackend):
             function=runner.run,
             ack=OWN_ACK,
             is_async=False,
+            read_declaration=lambda: declaration_of(queue),
             async_function=runner.arun,
             is_for_loop=belongs_on_loop,
             **self._handling(),
@@ -263,69 +255,6 @@ def encode_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 def now_like(moment: datetime) -> datetime:
     """Return this moment with a time zone, if that one has one."""
     return timezone.now() if timezone.is_aware(moment) else datetime.now()
-
-
-# --- Results --------------------------------------------------------------------------------------
-
-
-def message_id_of(result_id: object) -> int | None:
-    """Return the message's id in that of a result. None: it can be none."""
-    match = RESULT_ID.fullmatch(result_id) if isinstance(result_id, str) else None
-    return int(match[1]) if match and int(match[1]) <= MOST_ID else None
-
-
-def ticket_of(record: TaskRecord) -> Ticket | None:
-    """Return what the message says of the task, or what was noted of it. None: it is none."""
-    if not record.has_message:
-        assert record.task is not None and record.backend is not None and record.key is not None
-        return Ticket(record.task, record.backend, record.key, record.enqueued_at, record.run_after)
-    try:
-        return Ticket.of(decode(record.headers or "{}"))
-    except (ValueError, RecursionError):
-        return None
-
-
-def status_of(record: TaskRecord) -> TaskResultStatus:
-    """Return the status. Where the message is still there it rules, whatever a worker that died had noted."""
-    if record.has_message:
-        if record.is_held:
-            return TaskResultStatus.RUNNING
-        return TaskResultStatus.FAILED if record.is_dead else TaskResultStatus.READY
-    # Gone before it was done: purged or expired, it will not run again.
-    is_done = record.status == TaskResultStatus.SUCCESSFUL
-    return TaskResultStatus.SUCCESSFUL if is_done else TaskResultStatus.FAILED
-
-
-def make_result(result_id: str, record: TaskRecord, ticket: Ticket) -> TaskResult[..., Any]:
-    """Return a record as Django's result."""
-    status = status_of(record)
-    is_finished = status in (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
-    errors = json.loads(record.errors or "[]")
-    if (
-        record.dead_reason is not None
-        and record.status != TaskResultStatus.FAILED
-        and status == TaskResultStatus.FAILED
-    ):
-        # Given up by nobody who ran it: its worker was lost on the last delivery, say.
-        errors.append({"exception_class_path": LOST_PATH, "traceback": record.dead_reason})
-    call = decode(record.arguments) if record.arguments is not None else {"args": [], "kwargs": {}}
-    result: TaskResult[..., Any] = TaskResult(
-        task=ticket.load(record.queue),
-        id=result_id,
-        status=status,
-        enqueued_at=ticket.enqueued_at,
-        started_at=record.started_at,
-        last_attempted_at=record.last_attempted_at,
-        finished_at=(record.finished_at or record.dead_at) if is_finished else None,
-        args=call["args"],
-        kwargs=call["kwargs"],
-        backend=ticket.backend,
-        errors=[TaskError(**error) for error in errors],
-        worker_ids=json.loads(record.worker_ids or "[]"),
-    )
-    if status == TaskResultStatus.SUCCESSFUL and record.return_value is not None:
-        set_on(result, _return_value=decode(record.return_value))
-    return result
 
 
 # --- Running --------------------------------------------------------------------------------------

@@ -23,9 +23,11 @@ from django.dispatch import Signal
 from django.utils.module_loading import import_string
 
 from django_pgqueue.conf import settings
-from django_pgqueue.consumer.handler import LOST, ConsumableQueue, Outcome, Settlement
+from django_pgqueue.consumer.handler import LOST, Outcome, Settlement
 from django_pgqueue.exceptions import Reject
 from django_pgqueue.message import Message, encode
+from django_pgqueue.queue_internals import declaration_of
+from django_pgqueue.queues import Queue
 from django_pgqueue.runtime.loop import DATABASE_FAULTS, Outage, is_passing
 from django_pgqueue.services import dead_letters, session, tasks
 from django_pgqueue.services.tasks import TaskRun
@@ -107,7 +109,7 @@ def is_for_loop(headers: Mapping[str, Any]) -> bool:
 class TaskRunner:
     """Runs the tasks of one queue."""
 
-    def __init__(self, queue: ConsumableQueue) -> None:
+    def __init__(self, queue: Queue[Any]) -> None:
         self.queue = queue
 
     def run(self, message: Message) -> Attempt | None:
@@ -149,7 +151,7 @@ class TaskRunner:
 class Attempt:
     """One attempt at a task."""
 
-    queue: ConsumableQueue
+    queue: Queue[Any]
     run: TaskRun
     keeps_result: bool = True
     sender: type | None = None
@@ -233,7 +235,7 @@ class Attempt:
             return LOST if finished_at is None else self._ended(Outcome.SETTLED, finished_at)
         delay, reason = settlement.delay if outcome is Outcome.NACK else None, settlement.reason
         failed = self._patiently(
-            lambda: tasks.fail_run(self.queue.declaration, self.run, delay, reason, self.queue.using)
+            lambda: tasks.fail_run(declaration_of(self.queue), self.run, delay, reason, self.queue.using)
         )
         if failed is None:
             return LOST
@@ -244,7 +246,7 @@ class Attempt:
 
     def _settle_without(self, settlement: Settlement) -> Settlement:
         """Leave it to the consumer, which settles many at once."""
-        is_last = self.run.message.delivery_count >= self.queue.declaration.max_deliveries
+        is_last = self.run.message.delivery_count >= declaration_of(self.queue).max_deliveries
         if settlement.outcome is not Outcome.NACK or is_last:
             self._ended(settlement.outcome, session.now(self.queue.using))
         return settlement

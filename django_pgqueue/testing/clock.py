@@ -17,10 +17,9 @@ from django.db.models.functions import Now
 from django_pgqueue.exceptions import LeaseLost
 from django_pgqueue.message import Message
 from django_pgqueue.models import MessageQueueItem, QueueMinute
-from django_pgqueue.queues import Seconds
 from django_pgqueue.services.beliefs import beliefs
 from django_pgqueue.testing.names import alias_of
-from django_pgqueue.validation import check_seconds
+from django_pgqueue.validation import Seconds, check_seconds
 
 # A dead letter that is parked is due then, and known by it.
 PARKED = datetime(9000, 1, 1, tzinfo=UTC)

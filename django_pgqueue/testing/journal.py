@@ -16,47 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
 
-from django.db import connections
-
 from django_pgqueue.message import decode
 from django_pgqueue.models import TopicBinding
 from django_pgqueue.queues import Queue
-from django_pgqueue.services import publishing, topics
+from django_pgqueue.services import journaling, publishing, topics
 from django_pgqueue.testing.names import alias_of, name_of
-
-# Messages with the transaction that inserted each, and the table's file.
-# A retry and a move to a dead-letter queue write a due time of their own.
-MESSAGES = """
-SELECT id, coalesce(dead_letter_path ->> 0, queue_id, orphaned_from), payload::text, headers::text,
-       extract(epoch FROM due - published_at)::float8,
-       extract(epoch FROM expires_at - due)::float8,
-       xmin::text::bigint, pg_relation_filenode('django_pgqueue_messagequeueitem'::regclass)
-FROM (SELECT *, xmin, coalesce(CASE WHEN delivery_count = 0 AND dead_lettered_at IS NULL THEN read_after END,
-                               published_at) AS due
-      FROM django_pgqueue_messagequeueitem) AS item
-WHERE id > %s AND id = ANY (coalesce(%s::bigint[], ARRAY[id]))
-ORDER BY id
-"""
-
-# What became of transactions, subtransactions too. A row holds the lower half of their numbers.
-FATES = """
-WITH next AS (
-    SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS xid
-), noted AS (
-    SELECT xmin, (next.xid >> 32 << 32) + xmin AS xid, next.xid AS next_xid
-    FROM unnest(%s::bigint[]) AS noted (xmin), next
-)
-SELECT xmin, pg_xact_status((CASE WHEN xid - next_xid > 2147483648 THEN xid - 4294967296 ELSE xid END)::text::xid8)
-FROM noted
-"""
-# A role that publishes need not be one that may read.
-MAY_READ = "SELECT has_table_privilege('django_pgqueue_messagequeueitem', 'SELECT')"
-
-FILE = "SELECT pg_relation_filenode('django_pgqueue_messagequeueitem'::regclass)"
-
-MARK = """
-SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('django_pgqueue_messagequeueitem', 'id')::regclass), 0)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +56,7 @@ _lock = threading.Lock()
 
 def mark(using: str | None = None) -> int:
     """Return a mark: what is published from now on comes after it."""
-    ((last,),) = _rows(alias_of(None, using), MARK)
-    return int(last)
+    return journaling.last_id(alias_of(None, using))
 
 
 def published(queue: Queue | str | None = None, *, since: int = 0, using: str | None = None) -> list[Published]:
@@ -105,7 +68,7 @@ def published(queue: Queue | str | None = None, *, since: int = 0, using: str | 
     expired, dead: whatever became of a message since. ``using``: database alias (None: the queue's).
     """
     alias = alias_of(queue, using)
-    found = {message.id: message for message, *_ in map(_entry_of, _rows(alias, MESSAGES, [since, None]))}
+    found = {message.id: message for message, *_ in map(_entry_of, journaling.published_since(since, alias))}
     # Noted as it was published, not as it is by now.
     found |= {entry.message.id: entry.message for entry in _valid(alias) if entry.message.id > since}
     name = None if queue is None else name_of(queue)
@@ -165,18 +128,9 @@ class Captured(Sequence[Published]):
         return repr(self._messages())
 
 
-def _entry_of(row: tuple[Any, ...]) -> tuple[Published, int, int]:
-    id, queue, payload, headers, delay, ttl, xmin, file = row
-    return Published(id, queue, decode(payload), decode(headers), delay, ttl), xmin, file
-
-
-def _rows(using: str, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """Run a statement round Django's cursors: a test may count or log what goes through these."""
-    connection = connections[using]
-    connection.ensure_connection()
-    with connection.wrap_database_errors:
-        rows: list[tuple[Any, ...]] = connection.connection.execute(statement, params or None).fetchall()
-    return rows
+def _entry_of(row: journaling.Row) -> tuple[Published, int, int]:
+    message = Published(row.id, row.queue, decode(row.payload), decode(row.headers), row.delay, row.ttl)
+    return message, row.xmin, row.file
 
 
 def _valid(using: str) -> list[Entry]:
@@ -185,9 +139,8 @@ def _valid(using: str) -> list[Entry]:
         noted = [entry for entry in _journal if entry.using == using]
         if not noted:
             return []
-        ((file,),) = _rows(using, FILE)
-        numbers = ",".join({str(entry.xmin) for entry in noted if entry.xmin is not None})
-        fates = dict(_rows(using, FATES, [f"{{{numbers}}}"]))
+        file = journaling.table_file(using)
+        fates = journaling.fates({entry.xmin for entry in noted if entry.xmin is not None}, using)
         valid = [entry for entry in noted if entry.file == file and fates.get(entry.xmin) != "aborted"]
         _journal[:] = [entry for entry in _journal if entry.using != using] + valid
     return valid
@@ -215,9 +168,8 @@ def _note(using: str, ids: Sequence[int], guess: Callable[[], Sequence[Published
     """Note these messages; what cannot be read, or was taken already, is as ``guess`` makes it of the call."""
     if not ids:
         return
-    ((may_read,),) = _rows(using, MAY_READ)
-    rows = _rows(using, MESSAGES, [0, f"{{{','.join(map(str, ids))}}}"]) if may_read else []
-    ((file,),) = _rows(using, FILE)
+    rows = journaling.published_as(ids, using) if journaling.may_read(using) else []
+    file = journaling.table_file(using)
     entries = {
         id: Entry(message, using, xmin, file) for message, xmin, _ in map(_entry_of, rows) for id in [message.id]
     }

@@ -14,6 +14,7 @@ from django.db import connection, transaction
 
 from django_pgqueue import Queue
 from django_pgqueue.conf import settings
+from django_pgqueue.queue_internals import declaration_of
 from example_project.demo import generator
 from example_project.demo.models import Mark
 from example_project.demo.notes import note
@@ -193,7 +194,7 @@ class Publisher:
     ) -> None:
         """Note messages whose commit has returned, and when they expire by this machine's clock."""
         self.left -= len(ids)
-        if ttl is None and queue.declaration.auto_deleted:
+        if ttl is None and declaration_of(queue).auto_deleted:
             ttl = settings.EPHEMERAL_TTL
         note("published", ids=ids, expires_at=None if ttl is None else time.time() + delay + ttl, marked=marked)
 

@@ -16,6 +16,7 @@ from django.urls import reverse
 from django_pgqueue import Queue, checks
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import diagnosing
 from django_pgqueue.services.beliefs import beliefs
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def drain(queue: Queue, **options) -> list:
     seen: list = []
-    Consumer([queue.make_handler(lambda message: seen.append(message.payload), **options)], drain=True).run()
+    Consumer([make_handler(queue, lambda message: seen.append(message.payload), **options)], drain=True).run()
     return seen
 
 
@@ -239,7 +240,7 @@ def test_b91_a_handler_that_changes_the_search_path_spoils_nothing(ack):
         fetch("SET search_path = nowhere")
 
     queue.publish_many([{"n": n} for n in range(3)])
-    Consumer([queue.make_handler(handle, ack=ack)], drain=True).run()
+    Consumer([make_handler(queue, handle, ack=ack)], drain=True).run()
     assert sorted(payload["n"] for payload in payloads("next")) == [0, 1, 2]
     assert not MessageQueueItem.objects.exclude(queue="next").exists()
 
@@ -255,7 +256,7 @@ def test_b91_an_atomic_handler_that_leaves_the_search_path_changed_fails_loudly(
             fetch("SET search_path = nowhere")
 
     queue.publish_many(["spoil", "good"])
-    Consumer([queue.make_handler(handle, ack="atomic")], drain=True).run()
+    Consumer([make_handler(queue, handle, ack="atomic")], drain=True).run()
     assert payloads("next") == ["good"]
     (dead,) = MessageQueueItem.objects.filter(queue="q.dead")
     assert dead.payload == "spoil"

@@ -15,6 +15,7 @@ from django.db import transaction
 
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueue
+from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import declaring
 from django_pgqueue.services.beliefs import beliefs
@@ -175,7 +176,7 @@ def test_b93_what_operators_set_is_written_by_no_declaration(new_process, how):
     elif how == "refresh":
         Queue("q", auto_deleted=True, max_deliveries=9).publish({})
     else:
-        declaring.create(transaction.get_connection(), queue.declaration)
+        declaring.create(transaction.get_connection(), declaration_of(queue))
     assert MessageQueue.objects.values("paused_at", "exclusive_consumer_id").get(name="q") == before
 
 

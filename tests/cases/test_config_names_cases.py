@@ -85,12 +85,13 @@ from django.core.management import call_command
 from django.db import connection
 from django.urls import reverse
 from django_pgqueue import Queue
-from django_pgqueue.consumer import Consumer
+from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.queue_internals import make_handler
 from shop_queue.models import MessageQueue
 seen = []
 queue = Queue("orders")
 queue.publish({"n": 1})
-Consumer([queue.make_handler(lambda message: seen.append(message.payload))], drain=True).run()
+Consumer([make_handler(queue, lambda message: seen.append(message.payload))], drain=True).run()
 assert seen == [{"n": 1}]
 shops = MessageQueue.objects.create(name="the shop's own")
 assert shops.items.count() == 0

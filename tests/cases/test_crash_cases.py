@@ -15,6 +15,7 @@ from django.db.models.functions import Now
 from django_pgqueue import LeaseLost, Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem, QueueConsumer
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from tests.crew import crew
 from tests.support import DEADLINE, connect, is_waiting, payloads, seconds, wait_until
@@ -113,7 +114,7 @@ def test_b40_slow_extensions_let_no_message_be_handled_twice(slow_extensions: No
         started.append((message.payload, message.delivery_count))
         time.sleep(5)
 
-    handler = queue.make_handler(handle)
+    handler = make_handler(queue, handle)
     with consuming(Consumer([handler], prefetch=1)), consuming(Consumer([handler], prefetch=1)):
         wait_until(lambda: not payloads("q"), 30)
     assert sorted(started) == [(1, 1), (2, 1)]

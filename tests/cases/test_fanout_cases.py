@@ -16,6 +16,7 @@ from django.db import transaction
 from django_pgqueue import Message, Queue, Topic
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem, TopicBinding, TopicBody
+from django_pgqueue.queue_internals import make_handler
 from tests.soak import topic_subscribers
 from tests.subscriber import digest, hearing, subscribers
 from tests.support import DEADLINE, fetch, is_waiting, payloads, sessions, wait_until
@@ -41,7 +42,7 @@ class Reading:
     def __init__(self, queue: Queue, seconds: float) -> None:
         self.handled: list[str] = []
         self.seconds = seconds
-        self.consumer = Consumer([queue.make_handler(self.handle)])
+        self.consumer = Consumer([make_handler(queue, self.handle)])
 
     def handle(self, message: Message) -> None:
         time.sleep(self.seconds)

@@ -14,6 +14,7 @@ from django_pgqueue import LeaseLost, PayloadError, Queue, QueueNotFound, Topic
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.devdb import DevCluster
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.runtime.loop import Outage
 from tests import cluster
@@ -62,7 +63,7 @@ def test_b110_no_outcome_of_a_message_puts_it_into_the_logs(logged):
     # A drain does not wait for what is retried later.
     wait_until(
         lambda: (
-            Consumer([queue.make_handler(fail)], drain=True).run() >= 0
+            Consumer([make_handler(queue, fail)], drain=True).run() >= 0
             and MessageQueueItem.objects.filter(queue="work.dead").exists()
         )
     )
@@ -70,7 +71,7 @@ def test_b110_no_outcome_of_a_message_puts_it_into_the_logs(logged):
     # It is kept where people look for it.
     assert PASSWORD in dead.failures[-1]["reason"]
     queue.publish(SECRET, headers=HEADERS)
-    Consumer([queue.make_handler(lambda message: None)], drain=True).run()
+    Consumer([make_handler(queue, lambda message: None)], drain=True).run()
     queue.publish(SECRET)
     (message,) = queue.claim()
     assert PASSWORD not in str(message.id) and PASSWORD not in str(MessageQueueItem.objects.get(pk=message.id))
@@ -102,7 +103,7 @@ def test_b110_reaping_healing_and_orphans_log_no_contents(logged, ack):
     queue.claim()
     time.sleep(0.02)
     Reaper("default").run_once()
-    Consumer([queue.make_handler(lambda message: None, ack=ack)], drain=True).run()
+    Consumer([make_handler(queue, lambda message: None, ack=ack)], drain=True).run()
     assert marked(logged()) == []
 
 

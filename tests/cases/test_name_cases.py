@@ -19,6 +19,7 @@ from django.urls import reverse
 from django_pgqueue import InvalidQueueName, Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import claiming, declaring, notifying
 from tests.databases import alias, migrate
 from tests.support import connect, make_queue, payloads, second_session, wait_until
@@ -168,7 +169,7 @@ class Watched:
 
     def __init__(self, using: str) -> None:
         self.handled: list[Any] = []
-        self.consumer = Consumer([Queue("q", using=using).make_handler(self.handle)])
+        self.consumer = Consumer([make_handler(Queue("q", using=using), self.handle)])
 
     def handle(self, message: Message) -> None:
         self.handled.append(message.payload)

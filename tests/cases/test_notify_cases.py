@@ -13,6 +13,7 @@ from django_pgqueue import Message, Queue
 from django_pgqueue.consumer import consumer
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import claiming
 from tests.proxy import Proxy
@@ -71,7 +72,7 @@ def test_b27_published_between_the_claim_and_the_wait(
             sent.append(queue.publish({}))
 
     monkeypatch.setattr(claiming, "claim", claim_then_dawdle)
-    with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.id))])):
+    with consuming(Consumer([make_handler(queue, lambda message: seen.append(message.id))])):
         for number in range(1, 4):
             wait_until(lambda number=number: len(sent) == number)  # type: ignore[misc]
             wait_until(lambda: seen == sent, PROMPT)
@@ -87,7 +88,7 @@ def test_b27_published_before_listen_is_issued(no_polling: None, monkeypatch: py
         monkeypatch.setitem(settings, "HOST", "127.0.0.1")
         monkeypatch.setitem(settings, "PORT", proxy.port)
         proxy.hold("django_pgqueue listener")
-        with consuming(Consumer([queue.make_handler(lambda message: seen.append(message.payload))])):
+        with consuming(Consumer([make_handler(queue, lambda message: seen.append(message.payload))])):
             wait_until(lambda: proxy.count("django_pgqueue listener") == 1)
             time.sleep(0.5)  # Let it look, find nothing and fall asleep.
             queue.publish(1)

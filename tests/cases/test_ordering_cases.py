@@ -12,6 +12,7 @@ from django.db import connections, transaction
 
 from django_pgqueue import Message, Nack, Queue
 from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import claiming, declaring
 from tests.support import DEADLINE, fetch, make_message, payloads, wait_until
 from tests.workers import consuming, drain
@@ -42,7 +43,7 @@ def test_b74_messages_that_fail_all_the_time_take_no_more_than_their_half(prefet
         if message.payload == "bad":
             raise Nack("as ever", delay=0)
 
-    with consuming(Consumer([queue.make_handler(handle)], prefetch=prefetch)):
+    with consuming(Consumer([make_handler(queue, handle)], prefetch=prefetch)):
         assert done.wait(60)
     good = [start for start in starts if start != "bad"]
     # The order of publishing, and a half of the turns: with claims of one a matter of chance.
@@ -94,7 +95,7 @@ def test_b74_lapsed_messages_come_back_soon_beside_a_steady_stream(settings: Any
         for number in range(50):
             make_message("q", number, lease=0.5)
         lapsed_at = time.monotonic() + 0.5
-        with consuming(Consumer([queue.make_handler(handle)], prefetch=prefetch)):
+        with consuming(Consumer([make_handler(queue, handle)], prefetch=prefetch)):
             wait_until(lambda: len(restarted) == 50)
             before = len(starts)
             wait_until(lambda: starts[before:].count("fresh") > 50)
@@ -125,7 +126,7 @@ def test_b74_the_order_is_that_of_publishing_on_every_path(settings: Any, path: 
             queue.publish_many(expected[first : first + 20])
 
     if path == "notify":
-        handler = queue.make_handler(lambda message: seen.append(message.payload))
+        handler = make_handler(queue, lambda message: seen.append(message.payload))
         with consuming(Consumer([handler], prefetch=1)):
             queue.publish("first")
             wait_until(lambda: seen)
@@ -196,7 +197,7 @@ def test_b76_a_flood_in_one_queue_leaves_the_others_their_pace(
     def quick(message: Message) -> None:
         waits.append(time.monotonic() - message.payload)
 
-    handlers = [declared[name].make_handler(slow if name == "a" else quick) for name in names]
+    handlers = [make_handler(declared[name], slow if name == "a" else quick) for name in names]
     with consuming(Consumer(handlers)):
         wait_until(lambda: handled["a"] > 10, 60)
         before, started, done = Counter(claims), time.monotonic(), handled["a"]

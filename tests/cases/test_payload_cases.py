@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy
 from django_pgqueue import PayloadError, Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import notifying
 from django_pgqueue.services.beliefs import beliefs
 from tests.support import fetch, make_queue, payloads, run_async, second_session
@@ -262,7 +263,7 @@ def test_b08_an_undecodable_row_is_dead_lettered_and_its_neighbours_handled(queu
         statement = "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) VALUES ('cases', %s) RETURNING id"
         ids = [psql.execute(statement, [text]).fetchone()[0] for text in (deep, "9" * 5_000, '{"n": 1}')]
     handled = []
-    Consumer([queue.make_handler(lambda message: handled.append(message.id))], drain=True).run()
+    Consumer([make_handler(queue, lambda message: handled.append(message.id))], drain=True).run()
     undecodable = ids[1:2] if is_readable else ids[:2]
     assert sorted(handled) == sorted(set(ids) - set(undecodable))
     assert fetch("SELECT id, queue_id, failures->-1->>'reason' FROM django_pgqueue_messagequeueitem ORDER BY id") == [

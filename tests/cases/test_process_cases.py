@@ -23,6 +23,7 @@ from django.db import connection, connections
 
 from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.queue_internals import make_handler
 from tests.support import payloads, wait_until
 from tests.testapp.models import Seen
 from tests.workers import ROOT, environment, worker
@@ -124,7 +125,7 @@ def test_a_worker_in_a_thread_starts_there_and_stops_by_its_api(embed: str) -> N
         started.set()
         time.sleep(0.5)
 
-    consumer = Consumer([queue.make_handler(handle)], concurrency=1)
+    consumer = Consumer([make_handler(queue, handle)], concurrency=1)
 
     def wait_for_handler(before: list[Any]) -> None:
         try:

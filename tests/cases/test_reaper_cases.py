@@ -14,6 +14,7 @@ from django_pgqueue import Queue
 from django_pgqueue.conf import settings
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import reaping as reaping_services
 from tests.support import (
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def drain(queue: Queue) -> list:
     seen: list = []
-    Consumer([queue.make_handler(lambda message: seen.append(message.payload))], drain=True).run()
+    Consumer([make_handler(queue, lambda message: seen.append(message.payload))], drain=True).run()
     return seen
 
 

@@ -11,6 +11,7 @@ from django_pgqueue import Message, Queue, checks
 from django_pgqueue.backoff import backoff_delay
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from tests.support import fetch, make_message, payloads, wait_until
 from tests.workers import consuming
 
@@ -133,7 +134,7 @@ def test_b72_a_base_of_nothing_burns_the_deliveries_of_its_own_message_only() ->
         if message.payload == "bad":
             raise ValueError
 
-    with consuming(Consumer([queue.make_handler(handle)])):
+    with consuming(Consumer([make_handler(queue, handle)])):
         wait_until(lambda: not payloads("q"))
     assert seen.count("bad") == 20
     assert sorted(number for number in seen if number != "bad") == list(range(20))
@@ -144,6 +145,6 @@ def test_b72_by_default_a_failing_message_takes_its_time() -> None:
     """Its five deliveries are spread over fifteen seconds: the second comes a second after the first."""
     queue = Queue("q")
     queue.publish({})
-    Consumer([queue.make_handler(fail)], max_messages=1).run()
+    Consumer([make_handler(queue, fail)], max_messages=1).run()
     (delay,) = delays()
     assert 0.9 <= delay <= 1.1

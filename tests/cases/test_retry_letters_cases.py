@@ -17,6 +17,7 @@ from django.http import HttpRequest
 from django_pgqueue import Message, Queue, Reject
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from tests.support import backdate, connect, in_threads, make_queue, payloads, wait_until
 from tests.testapp.models import Seen
@@ -79,7 +80,7 @@ def test_b69_a_cycle_made_by_sql_is_left_after_one_round(names: list[str], wait:
     queues = [Queue(name, max_deliveries=2) for name in names]
     with ExitStack() as stack:
         for queue in queues:
-            stack.enter_context(consuming(Consumer([queue.make_handler(fail)])))
+            stack.enter_context(consuming(Consumer([make_handler(queue, fail)])))
         wait_until(lambda: MessageQueue.objects.filter(name__in=names).count() == len(names))
         with connect() as session:
             for name, target in pairwise([*names, names[0]]):
@@ -195,7 +196,7 @@ def test_b71_what_fails_again_is_dead_with_both_reasons(dead: list[int]) -> None
         json.loads(message.payload["order"])
 
     queue.redrive()
-    consumer = Consumer([Queue("work", max_deliveries=2, backoff={"base": 0}).make_handler(handle)], drain=True)
+    consumer = Consumer([make_handler(Queue("work", max_deliveries=2, backoff={"base": 0}), handle)], drain=True)
     assert consumer.run() == 40
     assert len(payloads("work.dead")) == 20
     for item in MessageQueueItem.objects.all():

@@ -17,6 +17,7 @@ from psycopg import sql
 
 from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.queue_internals import make_handler
 from tests.support import connect, fetch, payloads
 from tests.testapp.models import Seen
 
@@ -210,7 +211,7 @@ def test_no_breakage_outlives_its_message(ack: str, kind: str) -> None:
         queue.publish(name)
         queue.publish_many(["normal"] * NORMAL, headers={"after": name})
     connection.close()
-    handler = queue.make_handler(handle, ack=ack)
+    handler = make_handler(queue, handle, ack=ack)
     assert Consumer([handler], concurrency=1, drain=True).run() == len(BREAKAGES) * (1 + NORMAL)
     assert errors == []
     assert strange == []
@@ -238,7 +239,7 @@ def test_an_async_handlers_session_is_guarded_too() -> None:
         await sync_to_async(execute)("SET ROLE pg_monitor; SET timezone = 'Asia/Kathmandu'")
 
     queue.publish_many([1, 2, 3])
-    assert Consumer([queue.make_handler(handle)], concurrency=1, drain=True).run() == 3
+    assert Consumer([make_handler(queue, handle)], concurrency=1, drain=True).run() == 3
     ((expected,),) = fetch("SELECT current_user || ' ' || current_setting('TimeZone')")
     assert seen == [expected] * 3
 
@@ -268,7 +269,7 @@ def test_an_untouched_session_is_kept(kind: str) -> None:
     queue.publish_many([1, 2, 3, 4, 5, 6])
     connection_created.connect(set_up)
     try:
-        assert Consumer([queue.make_handler(handle)], concurrency=1, drain=True).run() == 6
+        assert Consumer([make_handler(queue, handle)], concurrency=1, drain=True).run() == 6
     finally:
         connection_created.disconnect(set_up)
     assert [work_mem for _, work_mem in seen] == ["5MB"] * 6

@@ -15,6 +15,7 @@ from django.test import TestCase
 from django_pgqueue import PayloadError, Queue, Topic
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import notifying
 from django_pgqueue.services.beliefs import beliefs
@@ -30,7 +31,7 @@ committed = pytest.mark.django_db(transaction=True)
 
 def drain(queue: Queue, **options) -> list:
     seen: list = []
-    Consumer([queue.make_handler(lambda message: seen.append(message.payload), **options)], drain=True).run()
+    Consumer([make_handler(queue, lambda message: seen.append(message.payload), **options)], drain=True).run()
     return seen
 
 
@@ -78,7 +79,7 @@ def test_b112_a_drain_does_not_listen():
         with connect() as admin:
             listening.extend(admin.execute("SELECT query FROM pg_stat_activity WHERE query LIKE 'LISTEN%'").fetchall())
 
-    Consumer([queue.make_handler(look)], drain=True).run()
+    Consumer([make_handler(queue, look)], drain=True).run()
     assert listening == []
 
 
@@ -94,7 +95,7 @@ def test_b112_a_drain_inside_a_transaction_is_refused_and_leaves_it_usable(how):
         make_queue("business row")
         with pytest.raises(RuntimeError, match="inside a transaction"):
             if how == "consumer":
-                Consumer([queue.make_handler(lambda message: seen.append(message))], drain=True).run()
+                Consumer([make_handler(queue, lambda message: seen.append(message))], drain=True).run()
             else:
                 call_command("consume_queues", "work", drain=True)
         make_queue("another row")
@@ -380,7 +381,7 @@ def test_b112_a_drain_inside_a_testcase_is_part_of_its_transaction(function, opt
     queue = Queue("work")
     queue.publish_many([1, 2, 3])
     pid = connection.connection.info.backend_pid
-    consumer = Consumer([queue.make_handler(function, **options)], drain=True)
+    consumer = Consumer([make_handler(queue, function, **options)], drain=True)
     assert consumer.run() == 3
     assert MessageQueue.objects.filter(name__startswith="effect of ").count() == 3
     assert not MessageQueueItem.objects.exists()
@@ -401,7 +402,7 @@ def test_b112_what_fails_inside_a_testcase_is_retried_and_dead_lettered_there():
     def fail(message) -> None:
         raise ValueError("no")
 
-    Consumer([queue.make_handler(fail)], drain=True).run()
+    Consumer([make_handler(queue, fail)], drain=True).run()
     (letter,) = MessageQueueItem.objects.filter(queue="work.dead")
     assert [failure["reason"] for failure in letter.failures] == ["builtins.ValueError: no"] * 2
 
@@ -416,6 +417,6 @@ def test_b112_an_atomic_handler_that_fails_inside_a_testcase_leaves_the_test_usa
         MessageQueue.objects.create(name="effect")
         raise ValueError("no")
 
-    Consumer([queue.make_handler(fail, ack="atomic")], drain=True).run()
+    Consumer([make_handler(queue, fail, ack="atomic")], drain=True).run()
     assert not MessageQueue.objects.filter(name="effect").exists()
     assert payloads("work.dead") == [1]

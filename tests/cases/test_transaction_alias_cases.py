@@ -10,6 +10,7 @@ from django.db import transaction
 from django_pgqueue import Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import notifying
 from django_pgqueue.services.beliefs import beliefs
 from tests.databases import database
@@ -121,5 +122,5 @@ def test_b56_what_follows_a_commit_is_tied_to_the_queues_own_database(queue):
             assert list(listener.notifies(timeout=0.1)) == []
         assert len(list(listener.notifies(timeout=20, stop_after=1))) == 1
     seen: list = []
-    assert Consumer([queue.make_handler(lambda message: seen.append(message.payload))], drain=True).run() == 1
+    assert Consumer([make_handler(queue, lambda message: seen.append(message.payload))], drain=True).run() == 1
     assert seen == [{"n": 1}]

@@ -14,6 +14,7 @@ import django_pgqueue
 from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import declaring
 from tests.support import DEADLINE, Session, age_of, backdate, delete_queue, fetch, make_queue, payloads, wait_until
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def handled(queue: Queue) -> list:
     seen: list = []
-    Consumer([queue.make_handler(lambda message: seen.append(message.payload))], drain=True).run()
+    Consumer([make_handler(queue, lambda message: seen.append(message.payload))], drain=True).run()
     return seen
 
 
@@ -200,7 +201,7 @@ def test_b47_leases_are_extended_and_messages_expire_by_the_databases_clock(shif
         time.sleep(2)
 
     queue.publish_many(["slow", "slow too"])
-    with consuming(Consumer([queue.make_handler(handle)])), consuming(Consumer([queue.make_handler(handle)])):
+    with consuming(Consumer([make_handler(queue, handle)])), consuming(Consumer([make_handler(queue, handle)])):
         wait_until(lambda: not payloads("q"))
     assert sorted(started) == [("slow", 1), ("slow too", 1)]
     queue.publish("expires soon", ttl=0.2)
@@ -249,7 +250,7 @@ def test_b47_a_clock_that_steps_back_while_a_consumer_runs_changes_nothing(monke
     """A delayed message is handled on time; the consumer's waits are of elapsed time."""
     queue = Queue("q")
     seen: list[float] = []
-    consumer = Consumer([queue.make_handler(lambda message: seen.append(time.monotonic()))])
+    consumer = Consumer([make_handler(queue, lambda message: seen.append(time.monotonic()))])
     with Session() as thread:
         running: Future[int] = thread.start(consumer.run)
         try:

@@ -14,6 +14,7 @@ from django_pgqueue import LeaseLost, Queue, QueueNotFound
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.devdb import find_pg_bindir
 from django_pgqueue.models import MessageQueue, MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import diagnosing, notifying
 from tests import cluster
 from tests.databases import alias, database, empty_database, migrate, url_of
@@ -75,7 +76,7 @@ def comes_through(using: str) -> None:
     highest = fetch(f"SELECT max(id) FROM {ITEM}", using=using)[0][0]
     assert queue.publish({"n": "new"}) > highest
     seen: dict[object, int] = {}
-    handler = queue.make_handler(lambda message: seen.update({message.payload["n"]: message.delivery_count}))
+    handler = make_handler(queue, lambda message: seen.update({message.payload["n"]: message.delivery_count}))
     assert Consumer([handler], max_messages=PENDING + CLAIMED + FUTURE + 1).run() == PENDING + CLAIMED + FUTURE + 1
     assert seen.keys() == {"new", *range(DEAD, DEAD + CLAIMED + PENDING + FUTURE)}
     # What was claimed when the dump was made is a second delivery; nothing else is.

@@ -12,6 +12,7 @@ from django.db.backends.signals import connection_created
 
 from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.runtime import listener
 from tests.proxy import Proxy
 from tests.soak.listener_kills import listeners
@@ -66,7 +67,7 @@ def test_a_listener_that_hears_nothing_any_more_is_noticed(
     settings.PGQUEUE = {"POLL_INTERVAL": 60}
     queue = Queue("q")
     seen: list[Any] = []
-    with consuming(Consumer([queue.make_handler(handled_by(seen))])):
+    with consuming(Consumer([make_handler(queue, handled_by(seen))])):
         wait_until(lambda: through_proxy.count(LISTENER) == 1)
         queue.publish(0)
         wait_until(lambda: seen == [0])
@@ -93,7 +94,7 @@ def test_a_quiet_listener_is_left_alone(
         probes.update(fetch(PROBES, [LISTENER]))
         return len(probes) >= 3
 
-    with consuming(Consumer([Queue("q").make_handler(handled_by([]))])):
+    with consuming(Consumer([make_handler(Queue("q"), handled_by([]))])):
         wait_until(probed_often)
         assert through_proxy.count(LISTENER) == 1
     assert "database lost" not in caplog.text
@@ -112,7 +113,7 @@ def test_a_listener_outlives_any_error(monkeypatch: pytest.MonkeyPatch, caplog: 
         prove_alive(raw)
 
     monkeypatch.setattr(listener, "prove_alive", fail_once)
-    with consuming(Consumer([Queue("q").make_handler(handled_by([]))])):
+    with consuming(Consumer([make_handler(Queue("q"), handled_by([]))])):
         wait_until(lambda: fetch(PROBES, [LISTENER]))
     assert caplog.text.count("loop failed, it goes on loop=listener") == 1
 
@@ -145,7 +146,7 @@ def test_the_kernel_gives_up_on_a_peer_that_is_gone(through_proxy: Proxy) -> Non
 
     connection_created.connect(note)
     try:
-        with consuming(Consumer([Queue("q").make_handler(handled_by([]))])):
+        with consuming(Consumer([make_handler(Queue("q"), handled_by([]))])):
             wait_until(lambda: LISTENER in sockets)
     finally:
         connection_created.disconnect(note)

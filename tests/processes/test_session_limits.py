@@ -11,6 +11,7 @@ from psycopg import sql
 
 from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.queue_internals import make_handler
 from tests.support import DEADLINE, connect, fetch, payloads, second_session, wait_until
 from tests.workers import consuming
 
@@ -65,7 +66,7 @@ def sessions() -> dict[str, int]:
 
 
 def consumer_of(queue: Queue, function: Any, **options: Any) -> Any:
-    return consuming(Consumer([queue.make_handler(function, **options)]))
+    return consuming(Consumer([make_handler(queue, function, **options)]))
 
 
 def test_the_limits_are_really_there() -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from django_pgqueue.conf import SETTING_TYPES
-from django_pgqueue.monitoring.diagnosis import FINDINGS
+from django_pgqueue.monitoring.findings import FINDINGS
 
 #: The name of a setting, where it is not part of something longer.
 SETTING = re.compile(rf"(?<![\w`\[.])({'|'.join(sorted(SETTING_TYPES, key=len, reverse=True))})(?![\w`\]])")

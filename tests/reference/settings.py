@@ -6,7 +6,7 @@ import re
 
 from django_pgqueue import checks
 from django_pgqueue.conf import SETTING_TYPES, Settings
-from django_pgqueue.monitoring.diagnosis import FINDINGS
+from django_pgqueue.monitoring.findings import FINDINGS
 from django_pgqueue.validation import MAX_COUNT, MAX_SECONDS
 from tests.reference.markdown import code, demand, finding, plain, table
 

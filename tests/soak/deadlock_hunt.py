@@ -28,6 +28,7 @@ from django_pgqueue import LeaseLost, Message, Queue, QueueNotFound, Topic, sign
 from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.devdb import DevCluster, throwaway
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import declaring, publishing, topics
 from tests.crew import crew
@@ -86,7 +87,7 @@ class Hammer:
         self.topic = Topic("t")
         self.letters = [Queue(name, **options) for name in ("a.dead", "c.dead", "letters")]
         self.by_name = {queue.name: queue for queue in self.queues + self.letters}
-        self.heartbeat = Heartbeat("default", declared=[queue.declaration for queue in self.queues])
+        self.heartbeat = Heartbeat("default", declared=[declaration_of(queue) for queue in self.queues])
         self.held: list[Message] = []
         self.verbs: dict[Callable[[], None], int] = {
             self.publish: 4,

@@ -23,6 +23,7 @@ import psycopg
 from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.devdb import throwaway
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import claiming
 from tests.crew import crew
 from tests.soak import main
@@ -87,7 +88,7 @@ def consume(number: int, seconds: float) -> dict[str, Any]:
         handled[int(time.time())] += 1
 
     claiming.claim = timed  # type: ignore[assignment]  # for as long as this process lasts
-    consumer = Consumer([Queue(NAME).make_handler(handle)])
+    consumer = Consumer([make_handler(Queue(NAME), handle)])
     timer = Timer(seconds, consumer.stop)
     timer.start()
     consumer.run()

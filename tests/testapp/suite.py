@@ -12,6 +12,7 @@ from django.test import TestCase, TransactionTestCase
 from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from tests.support import in_threads
 
@@ -48,7 +49,7 @@ class DrainInTransactionTestCase(TransactionTestCase):
 
     def drain(self) -> int:
         queue = Queue("suite")
-        return Consumer([queue.make_handler(make_group, concurrency=4)], drain=True).run()
+        return Consumer([make_handler(queue, make_group, concurrency=4)], drain=True).run()
 
     def test_drains(self) -> None:
         self.assertEqual(MessageQueueItem.objects.count(), 0)

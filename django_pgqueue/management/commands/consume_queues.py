@@ -17,6 +17,7 @@ from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.consumer.handler import Handler
 from django_pgqueue.consumer.health import Health
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
+from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.queues import Queue, queue_named
 from django_pgqueue.task_backend import queues
 
@@ -173,7 +174,7 @@ def handlers_of(names: list[str], path: str | None) -> list[Handler]:
     if not names:
         raise LookupError("--handler needs the names of queues")
     function = import_string(path)
-    return [queue_or_bare(name).make_handler(function) for name in names]
+    return [make_handler(queue_or_bare(name), function) for name in names]
 
 
 def queue_or_bare(name: str) -> Queue:

@@ -13,6 +13,7 @@ from django.db import DatabaseError, ProgrammingError, connections
 from django_pgqueue.conf import settings
 from django_pgqueue.management.arguments import refusal
 from django_pgqueue.monitoring import diagnosis
+from django_pgqueue.monitoring.findings import APP, FINDINGS
 
 LEVELS = {"error": ERROR, "warning": WARNING}
 
@@ -54,8 +55,8 @@ class Command(BaseCommand):
 
     def _look(self, using: Any) -> list[CheckMessage]:
         is_there = using in tuple(connections)
-        checked = run_checks([apps.get_app_config(diagnosis.APP)], databases=[using] if is_there else None)
-        found = [message for message in checked if str(message.id).startswith(f"{diagnosis.APP}.")]
+        checked = run_checks([apps.get_app_config(APP)], databases=[using] if is_there else None)
+        found = [message for message in checked if str(message.id).startswith(f"{APP}.")]
         # With settings of another kind there may be nothing to look at, or no way to.
         if {number_of(message) for message in found} & {"E001", "E003", "E009"}:
             return found
@@ -100,5 +101,5 @@ def level_of(message: CheckMessage) -> str:
 
 def remedy_of(message: CheckMessage) -> str | None:
     """Return how a finding of ours is mended. None: it is not ours."""
-    kind = diagnosis.FINDINGS.get(number_of(message))
+    kind = FINDINGS.get(number_of(message))
     return None if kind is None else kind.remedy

@@ -10,6 +10,7 @@ from django.db import DatabaseError, connections
 from django_pgqueue.conf import database_alias, settings
 from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
+from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.registry import find_queue
 from django_pgqueue.runtime.connections import own_connection
 from django_pgqueue.runtime.loop import run_every
@@ -31,7 +32,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])
         found = [find_queue(name) for name in options["names"]]
-        declared = [queue.declaration for queue in found if queue is not None]
+        declared = [declaration_of(queue) for queue in found if queue is not None]
         heartbeat = Heartbeat(using, declared=declared, names=options["names"])
         if options["once"]:
             try:

@@ -10,7 +10,8 @@ from django.db import DatabaseError, connections
 from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import CanaryFailed, PGQueueError, QueueNotFound
 from django_pgqueue.management.arguments import at_least, progress_line, refusal
-from django_pgqueue.queues import make_letters, queue_named
+from django_pgqueue.queues import queue_named
+from django_pgqueue.redrive import make_letters
 from django_pgqueue.services import dead_letters, declaring
 
 

@@ -1,0 +1,113 @@
+"""What the library's own modules do with a queue, beside what ``Queue`` offers to projects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django_pgqueue import instrumentation
+from django_pgqueue.attributes import Attributes
+from django_pgqueue.conf import settings
+from django_pgqueue.consumer.handler import Handler, check_function
+from django_pgqueue.message import add_headers, encode_headers
+from django_pgqueue.services import publishing, session
+from django_pgqueue.services.declaring import Declaration
+from django_pgqueue.services.publishing import Outgoing
+from django_pgqueue.validation import Seconds, check_count, check_seconds
+
+if TYPE_CHECKING:
+    from django_pgqueue.queues import Queue
+
+#: Takes a message, or a list of them where ``batch`` is given.
+HandlerFunction = Callable[[Any], Any]
+
+
+def declaration_of(queue: Queue[Any]) -> Declaration:
+    """Return a queue's attributes as they are stored in its row."""
+    return queue._attributes.declaration
+
+
+def dead_letter_of(queue: Queue[Any]) -> str | None:
+    """Return the name of a queue's dead-letter queue where it was given one. Asks no settings."""
+    return queue._attributes.dead_letter
+
+
+def copy_ttl(queue: Queue[Any]) -> float | None:
+    """Return the TTL of copies of a topic's messages, as a binding of this queue stores it. None: the default."""
+    return queue._attributes.copy_ttl
+
+
+def add_binding(queue: Queue[Any], topic: str) -> None:
+    """Let the declaration say that the queue is bound to a topic."""
+    queue._attributes.topics.add(topic)
+
+
+def remove_binding(queue: Queue[Any], topic: str) -> None:
+    """Let it say so no more."""
+    queue._attributes.topics.discard(topic)
+
+
+def make_handler(
+    queue: Queue[Any],
+    function: HandlerFunction,
+    *,
+    concurrency: int = 1,
+    ack: str = "late",
+    timeout: Seconds = 3600,
+    batch: int | None = None,
+) -> Handler:
+    """Return what a ``Consumer`` takes, without registering it. Arguments as ``Queue.handler()``."""
+    attributes = queue._attributes
+    return Handler(
+        is_async=check_function(function, queue.name, ack),
+        queue=queue,
+        function=function,
+        concurrency=check_count(concurrency, "concurrency"),
+        ack=ack,
+        timeout=check_seconds(timeout, "timeout", zero=False),
+        read_declaration=lambda: attributes.declaration,
+        batch=None if batch is None else check_count(batch, "batch"),
+        load=None if attributes.validation is None else attributes.load,
+    )
+
+
+def publish_at(queue: Queue[Any], due: datetime | None, payload: str, headers: Mapping[str, Any]) -> int:
+    """
+    Publish a payload that is JSON text, due at a moment; past or None, at once. For the backend of Tasks.
+
+    By the database's clock, however far this machine's is from it: that takes a statement ahead. Otherwise
+    as ``Queue.publish()``.
+    """
+    delay, expires_in = queue._attributes.times(0 if due is None else session.seconds_until(due, queue.using), None)
+    text = encode_headers(headers, settings.MAX_PAYLOAD_BYTES)
+    return send(queue._attributes, Outgoing(payload, text, delay or None, expires_in), headers)
+
+
+def send(attributes: Attributes[Any], outgoing: Outgoing, headers: Mapping[str, Any] | None) -> int:
+    """Publish a message, seen by the instrument with the ``headers`` that the caller gave. Returns its id."""
+    if instrumentation.instrument is None:
+        return publishing.publish(attributes.declaration, outgoing, attributes.using)
+    with instrumentation.publishing(_target(attributes), headers) as publication:
+        outgoing = replace(outgoing, headers=add_headers(outgoing.headers, publication.context))
+        message_id = publishing.publish(attributes.declaration, outgoing, attributes.using)
+        publication.ids = [message_id]
+    return message_id
+
+
+def send_many(
+    attributes: Attributes[Any], chunks: list[str], text: str, headers: Mapping[str, Any] | None, **times: float | None
+) -> list[int]:
+    """Publish messages, seen by the instrument as one. Returns their ids."""
+    if instrumentation.instrument is None or not chunks:
+        return publishing.publish_many(attributes.declaration, chunks, attributes.using, headers=text, **times)
+    with instrumentation.publishing(_target(attributes), headers, is_batch=True) as publication:
+        text = add_headers(text, publication.context)
+        ids = publishing.publish_many(attributes.declaration, chunks, attributes.using, headers=text, **times)
+        publication.ids = ids
+    return ids
+
+
+def _target(attributes: Attributes[Any]) -> instrumentation.Target:
+    return instrumentation.Target(attributes.name, attributes.using, attributes.auto_deleted)
