@@ -1,8 +1,9 @@
 """
-What an instrument is told of publishing, claiming and handling. There is none unless somebody sets ``instrument``.
+What watches publishing, claiming and handling: nothing, unless an instrument is installed.
 
-Who does the work asks ``instrument is None`` first, and that is all it costs then. An instrument that raises
-is logged, each kind of failure once, and the work goes on.
+``instrument`` is what the work is done under: ``with instrumentation.instrument.publishing(…)``. The null instrument
+does nothing, and does not ask for what it would be told. One that is installed is shielded: what it raises is
+logged, each kind of failure once, and the work goes on.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Protocol
 
 logger = logging.getLogger("django_pgqueue")
@@ -36,6 +37,13 @@ class Traced(Protocol):
     def headers(self) -> dict[str, Any]: ...
 
 
+class Labelled(Protocol):
+    """What became of a message: "ack", "nack", "reject" or "lost"."""
+
+    @property
+    def label(self) -> str: ...
+
+
 @dataclass(eq=False, slots=True)
 class Publication:
     """A publish on its way."""
@@ -48,6 +56,10 @@ class Publication:
     #: Of what was inserted: for a topic of the copies on bound queues. None: it failed.
     ids: list[int] | None = None
 
+    def published(self, ids: list[int]) -> None:
+        """Note what was inserted."""
+        self.ids = ids
+
 
 @dataclass(eq=False, slots=True)
 class Handling:
@@ -59,8 +71,12 @@ class Handling:
     waits: Sequence[float] = ()
     #: What was raised, by message id.
     errors: dict[Any, BaseException] = field(default_factory=dict)
-    #: "ack", "nack", "reject" or "lost" for each message. Empty: nobody settles them.
+    #: The label of what became of each message. Empty: nobody settles them.
     outcomes: Sequence[str] = ()
+
+    def ended(self, outcomes: Sequence[Labelled]) -> None:
+        """Note what became of each message."""
+        self.outcomes = [outcome.label for outcome in outcomes]
 
 
 class Instrument(Protocol):
@@ -73,40 +89,106 @@ class Instrument(Protocol):
     def handling(self, target: Target, handling: Handling, /) -> AbstractContextManager[object]: ...
 
 
-instrument: Instrument | None = None
+# --- Nothing installed ---
+
+
+class Unwatched:
+    """A publish or a run of a handler that nothing watches: what is noted on it is not kept."""
+
+    __slots__ = ()
+    context: Mapping[str, str] = MappingProxyType({})
+
+    def __enter__(self) -> Unwatched:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+    def published(self, ids: list[int]) -> None: ...
+    def ended(self, outcomes: Sequence[Labelled]) -> None: ...
+
+
+UNWATCHED = Unwatched()
+
+
+class NullInstrument:
+    """
+    The instrument of a process where none is installed.
+
+    ``target`` and ``handling`` are functions, so that nothing is put together for nobody.
+    """
+
+    def publishing(
+        self, target: Callable[[], Target], headers: Mapping[str, Any] | None, *, is_batch: bool = False
+    ) -> AbstractContextManager[Publication | Unwatched]:
+        """Watch a publish. Inside, ``context`` says what to add to the headers; ``published()`` is to be called."""
+        return UNWATCHED
+
+    def claimed(self, target: Callable[[], Target], messages: Sequence[Traced], began: float) -> None:
+        """Tell of messages that were claimed. ``began``: monotonic time."""
+
+    def handling(
+        self, target: Callable[[], Target], handling: Callable[[], Handling]
+    ) -> AbstractContextManager[Handling | Unwatched]:
+        """Watch a run of a handler. Inside, ``failed()`` is called with what it raises; ``ended()`` is to be called."""
+        return UNWATCHED
+
+
+# --- One that is installed ---
 
 # The handling that is under way in this thread or task.
 _handling: ContextVar[Handling | None] = ContextVar("django_pgqueue_handling", default=None)
 # What was logged already: where, and the type of the error.
-_told: set[tuple[str, type]] = set()
+_reported: set[tuple[str, type]] = set()
 
 
-@contextmanager
-def publishing(target: Target, headers: Mapping[str, Any] | None, *, is_batch: bool = False) -> Iterator[Publication]:
-    """Be told of a publish. Inside, the ``context`` says what to add to the headers; ``ids`` is to be set."""
-    publication = Publication(headers or {}, is_batch)
-    with _Shielded("publish", lambda current: current.publishing(target, publication)):
-        yield publication
+class ShieldedInstrument(NullInstrument):
+    """An installed instrument, around work that goes on whatever it raises."""
+
+    def __init__(self, inner: Instrument) -> None:
+        self.inner = inner
+
+    @contextmanager
+    def publishing(
+        self, target: Callable[[], Target], headers: Mapping[str, Any] | None, *, is_batch: bool = False
+    ) -> Iterator[Publication]:
+        publication = Publication(headers or {}, is_batch)
+        with _Shield("publish", lambda: self.inner.publishing(target(), publication)):
+            yield publication
+
+    def claimed(self, target: Callable[[], Target], messages: Sequence[Traced], began: float) -> None:
+        try:
+            self.inner.claimed(target(), messages, began)
+        except Exception as error:
+            note_failure("claim", error)
+
+    @contextmanager
+    def handling(self, target: Callable[[], Target], handling: Callable[[], Handling]) -> Iterator[Handling]:
+        current = handling()
+        token = _handling.set(current)
+        try:
+            with _Shield("process", lambda: self.inner.handling(target(), current)):
+                yield current
+        finally:
+            _handling.reset(token)
 
 
-def claimed(target: Target, messages: Sequence[Traced], began: float) -> None:
-    """Tell of messages that were claimed."""
-    try:
-        if instrument is not None:
-            instrument.claimed(target, messages, began)
-    except Exception as error:
-        note_failure("claim", error)
+instrument: NullInstrument = NullInstrument()
 
 
-@contextmanager
-def handling(target: Target, handling: Handling) -> Iterator[None]:
-    """Be told of a run of a handler. Inside, ``failed()`` is called with what it raises; ``outcomes`` is to be set."""
-    token = _handling.set(handling)
-    try:
-        with _Shielded("process", lambda current: current.handling(target, handling)):
-            yield
-    finally:
-        _handling.reset(token)
+def install(new: Instrument) -> None:
+    """Let an instrument watch from now on, in place of any other."""
+    global instrument
+    instrument = ShieldedInstrument(new)
+
+
+def uninstall() -> None:
+    """Let nothing watch from now on."""
+    global instrument
+    instrument = NullInstrument()
+
+
+def installed() -> Instrument | None:
+    """Return the instrument that is installed."""
+    return instrument.inner if isinstance(instrument, ShieldedInstrument) else None
 
 
 def failed(message_id: Any, error: BaseException) -> None:
@@ -116,20 +198,19 @@ def failed(message_id: Any, error: BaseException) -> None:
         current.errors[message_id] = error
 
 
-class _Shielded:
-    """An instrument around a piece of work, which goes on whatever the instrument raises."""
+class _Shield:
+    """An instrument's context manager around a piece of work, which goes on whatever that raises."""
 
-    def __init__(self, at: str, around: Callable[[Instrument], AbstractContextManager[object]]) -> None:
+    def __init__(self, at: str, around: Callable[[], AbstractContextManager[object]]) -> None:
         self._at = at
         self._around = around
         self._entered: AbstractContextManager[object] | None = None
 
     def __enter__(self) -> None:
         try:
-            if instrument is not None:
-                around = self._around(instrument)
-                around.__enter__()
-                self._entered = around
+            around = self._around()
+            around.__enter__()
+            self._entered = around
         except Exception as error:
             note_failure(self._at, error)
 
@@ -147,6 +228,6 @@ class _Shielded:
 
 def note_failure(at: str, error: Exception) -> None:
     """Log what an instrument raised, once for each place and type."""
-    if (at, type(error)) not in _told:
-        _told.add((at, type(error)))
+    if (at, type(error)) not in _reported:
+        _reported.add((at, type(error)))
         logger.warning("instrument failed at=%s", at, exc_info=error)

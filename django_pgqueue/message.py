@@ -159,7 +159,7 @@ def encode_headers(headers: Mapping[str, object] | None, max_bytes: int) -> str:
     return encode(dict(headers), max_bytes, "headers")
 
 
-def add_headers(headers: str, added: dict[str, str]) -> str:
+def add_headers(headers: str, added: Mapping[str, str]) -> str:
     """Return the JSON text of headers with others, which have other keys, added."""
     if not added:
         return headers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django_pgqueue import instrumentation
@@ -87,12 +88,11 @@ def publish_at(queue: Queue[Any], due: datetime | None, payload: str, headers: M
 
 def send(attributes: Attributes[Any], outgoing: Outgoing, headers: Mapping[str, Any] | None) -> int:
     """Publish a message, seen by the instrument with the ``headers`` that the caller gave. Returns its id."""
-    if instrumentation.instrument is None:
-        return publishing.publish(attributes.declaration, outgoing, attributes.using)
-    with instrumentation.publishing(_target(attributes), headers) as publication:
-        outgoing = replace(outgoing, headers=add_headers(outgoing.headers, publication.context))
+    with instrumentation.instrument.publishing(partial(_target, attributes), headers) as publication:
+        if publication.context:
+            outgoing = replace(outgoing, headers=add_headers(outgoing.headers, publication.context))
         message_id = publishing.publish(attributes.declaration, outgoing, attributes.using)
-        publication.ids = [message_id]
+        publication.published([message_id])
     return message_id
 
 
@@ -100,12 +100,12 @@ def send_many(
     attributes: Attributes[Any], chunks: list[str], text: str, headers: Mapping[str, Any] | None, **times: float | None
 ) -> list[int]:
     """Publish messages, seen by the instrument as one. Returns their ids."""
-    if instrumentation.instrument is None or not chunks:
-        return publishing.publish_many(attributes.declaration, chunks, attributes.using, headers=text, **times)
-    with instrumentation.publishing(_target(attributes), headers, is_batch=True) as publication:
+    if not chunks:
+        return []
+    with instrumentation.instrument.publishing(partial(_target, attributes), headers, is_batch=True) as publication:
         text = add_headers(text, publication.context)
         ids = publishing.publish_many(attributes.declaration, chunks, attributes.using, headers=text, **times)
-        publication.ids = ids
+        publication.published(ids)
     return ids
 
 

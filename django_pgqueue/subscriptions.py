@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -194,6 +195,9 @@ def subscribe(topic: str, using: str, callback: Callable[[TopicMessage], object]
     arrived = threading.Event()
     subscription = Subscription(topic, using, buffer, arrived.set)
 
+    def target() -> instrumentation.Target:
+        return instrumentation.Target(topic, using, is_topic=True)
+
     def deliver() -> None:
         guard = ConnectionGuard()
         guard.watch()
@@ -202,13 +206,9 @@ def subscribe(topic: str, using: str, callback: Callable[[TopicMessage], object]
             arrived.clear()
             while message := subscription.take():
                 guard.before(0)
-                if instrumentation.instrument is None:
+                handling = partial(instrumentation.Handling, [message])
+                with instrumentation.instrument.handling(target, handling):
                     call(callback, message)
-                else:
-                    with instrumentation.handling(
-                        instrumentation.Target(topic, using, is_topic=True), instrumentation.Handling([message])
-                    ):
-                        call(callback, message)
                 if guard.after():
                     logger.error("subscriber left a transaction open, rolled back topic=%s id=%s", topic, message.id)
             arrived.wait()

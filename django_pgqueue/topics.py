@@ -62,13 +62,12 @@ class Topic:
         """
         most = settings.MAX_PAYLOAD_BYTES
         body, text, ttl = encode(payload, most), encode_headers(headers, most), check_ttl(ttl)
-        if instrumentation.instrument is None:
-            return topics.publish_to_topic(self.name, body, text, ttl, self.using)
-        with instrumentation.publishing(
-            instrumentation.Target(self.name, self.using, is_topic=True), headers
+        with instrumentation.instrument.publishing(
+            lambda: instrumentation.Target(self.name, self.using, is_topic=True), headers
         ) as publication:
             text = add_headers(text, publication.context)
-            publication.ids = ids = topics.publish_to_topic(self.name, body, text, ttl, self.using)
+            ids = topics.publish_to_topic(self.name, body, text, ttl, self.using)
+            publication.published(ids)
         return ids
 
     async def apublish(self, payload: Any, **options: Any) -> list[int]:

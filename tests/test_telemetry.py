@@ -1,6 +1,7 @@
 """Spans of publishes, claims and handlers, linked across the queue, as the SDK of OpenTelemetry gets them."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -438,7 +439,7 @@ def test_a_propagator_that_raises_fails_nothing(
 ) -> None:
     """Messages go without a context, and come without links; their spans are well, and it is logged once."""
     monkeypatch.setattr(propagate, "get_global_textmap", Raising)
-    monkeypatch.setattr("django_pgqueue.instrumentation._told", set())
+    monkeypatch.setattr("django_pgqueue.instrumentation._reported", set())
     queue = Queue("orders")
     queue.publish(1, headers={"a": 1})
     assert MessageQueueItem.objects.get().headers == {"a": 1}
@@ -517,10 +518,24 @@ def test_a_heal_is_an_event_of_the_publish(told: Told) -> None:
 # --- Off, and out of order ---
 
 
+class Quiet:
+    """An instrument that does nothing."""
+
+    def around(self, *arguments: Any) -> "contextlib.nullcontext[None]":
+        return contextlib.nullcontext()
+
+    publishing = handling = around
+
+    def claimed(self, *arguments: Any) -> None:
+        pass
+
+
 def test_what_is_raised_outside_of_a_handler_is_nobody_s() -> None:
     """A handling that ended gets no more, and what is in it is let go."""
     handling, error = instrumentation.Handling([]), ValueError()
-    with instrumentation.handling(instrumentation.Target("orders", "default"), handling):
+    target = instrumentation.Target("orders", "default")
+    instrument = instrumentation.ShieldedInstrument(Quiet())
+    with instrument.handling(lambda: target, lambda: handling):
         instrumentation.failed(1, error)
     instrumentation.failed(2, error)
     assert handling.errors == {1: error}
@@ -596,8 +611,8 @@ def test_an_instrument_that_raises_changes_nothing(
 ) -> None:
     """Messages are published, claimed and handled, errors are theirs; it is logged, once at each place."""
     failing = Failing(at_end)
-    monkeypatch.setattr("django_pgqueue.instrumentation.instrument", failing)
-    monkeypatch.setattr("django_pgqueue.instrumentation._told", set())
+    monkeypatch.setattr("django_pgqueue.instrumentation.instrument", instrumentation.ShieldedInstrument(failing))
+    monkeypatch.setattr("django_pgqueue.instrumentation._reported", set())
     queue = Queue("orders", max_deliveries=2, backoff=QUICK)
     ids = [queue.publish(1), *queue.publish_many([2, 3])]
     assert len(ids) == 3 and Topic("prices").publish(1) == []
@@ -639,7 +654,7 @@ class BadProcessor:
 
 def test_a_processor_that_raises_changes_nothing(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start of a span or at its end."""
-    monkeypatch.setattr("django_pgqueue.instrumentation._told", set())
+    monkeypatch.setattr("django_pgqueue.instrumentation._reported", set())
     bad: Any = BadProcessor()
     told.traces.add_span_processor(bad)
     queue = Queue("orders")

@@ -209,9 +209,7 @@ class Claimer:
         lane.count_set_aside(claim.dead_lettered)
         taken = []
         for message in claim.messages:
-            held = Held(message, claimed)
-            if claim.waits:
-                held.due = claimed - claim.waits[message.id]
+            held = Held(message, claimed, due=claimed - claim.waits[message.id])
             lane.held[message.id] = held
             if message.suspect:
                 self._solo = lane, held

@@ -117,11 +117,6 @@ class Outcome(Enum):
         """Whether it comes back after a delay."""
         return self is Outcome.NACK or self is Outcome.FAILED
 
-    @property
-    def label(self) -> str:
-        """The word for instruments: who has settled a message makes no difference to them."""
-        return "ack" if self is Outcome.SETTLED else self.value
-
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
@@ -132,6 +127,11 @@ class Settlement:
     delay: float = 0.0
     #: What has to settle it, of a handler that does so by itself.
     attempt: Attempt | None = None
+
+    @property
+    def label(self) -> str:
+        """The word for instruments: who has settled a message makes no difference to them."""
+        return "ack" if self.outcome is Outcome.SETTLED else self.outcome.value
 
 
 class Attempt(Protocol):

@@ -31,10 +31,10 @@ class Held:
     message: Message
     #: Monotonic time at which the lease was last known to be extended, before the statement was sent.
     confirmed: float
+    #: Monotonic time at which it was due.
+    due: float
     started: float | None = None
     lost: bool = False
-    #: Monotonic time at which it was due. Known where somebody traces.
-    due: float | None = None
 
 
 @dataclass(eq=False)

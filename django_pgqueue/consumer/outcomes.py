@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from django_pgqueue import instrumentation, signals
@@ -135,21 +135,20 @@ def finish(lane: Lane, batch: Sequence[Held], started: Sequence[Held], settlemen
 # --- Instruments ---
 
 
-@contextmanager
-def traced(lane: Lane, started: list[Held]) -> Iterator[instrumentation.Handling]:
+def watched(
+    lane: Lane, started: Sequence[Held]
+) -> AbstractContextManager[instrumentation.Handling | instrumentation.Unwatched]:
     """Let the instrument be around what handles these messages."""
-    declaration = lane.handler.declaration
-    waits = [held.started - held.due for held in started if held.started is not None and held.due is not None]
-    handling = instrumentation.Handling([held.message for held in started], lane.handler.batch is not None, waits)
-    with instrumentation.handling(
-        instrumentation.Target(declaration.name, lane.queue.using, declaration.auto_deleted), handling
-    ):
-        yield handling
 
+    def target() -> instrumentation.Target:
+        declaration = lane.handler.declaration
+        return instrumentation.Target(declaration.name, lane.queue.using, declaration.auto_deleted)
 
-def labels_of(settlements: Sequence[Settlement]) -> list[str]:
-    """Return the words for instruments."""
-    return [settlement.outcome.label for settlement in settlements]
+    def handling() -> instrumentation.Handling:
+        waits = [held.started - held.due for held in started if held.started is not None]
+        return instrumentation.Handling([held.message for held in started], lane.handler.batch is not None, waits)
+
+    return instrumentation.instrument.handling(target, handling)
 
 
 # --- Schemas ---

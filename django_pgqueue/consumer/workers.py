@@ -11,7 +11,6 @@ from queue import SimpleQueue
 
 from django.db import transaction
 
-from django_pgqueue import instrumentation
 from django_pgqueue.consumer.handler import ACK, LOST, OWN_ACK, SETTLED, Outcome, Settlement
 from django_pgqueue.consumer.lane import Held, Lane, start, take
 from django_pgqueue.consumer.outcomes import (
@@ -20,13 +19,12 @@ from django_pgqueue.consumer.outcomes import (
     failures,
     finish,
     join,
-    labels_of,
     left_open,
     load,
     log_after_early_ack,
     settle_attempts,
     settlements,
-    traced,
+    watched,
 )
 from django_pgqueue.message import Message
 from django_pgqueue.runtime.guard import ConnectionGuard
@@ -60,10 +58,7 @@ class ThreadWorkers:
         while batch := take(lane):
             guard.before(self.outages)
             started = start(lane, batch)
-            if instrumentation.instrument is not None and started:
-                ended = self._handle_traced(lane, started, handle, guard)
-            else:
-                ended = self._handle_guarded(lane, started, handle, guard)
+            ended = self._handle_guarded(lane, started, handle, guard) if started else []
             if lane.handler.ack == OWN_ACK:
                 # On connections that are as at the start.
                 ended = settle_attempts(lane, started, ended)
@@ -75,15 +70,11 @@ class ThreadWorkers:
     def _handle_guarded(
         self, lane: Lane, started: list[Held], handle: Handle, guard: ConnectionGuard
     ) -> list[Settlement]:
-        ended = handle(lane, [held.message for held in started]) if started else []
-        return left_open(lane, started, ended) if guard.after() else ended
-
-    def _handle_traced(
-        self, lane: Lane, started: list[Held], handle: Handle, guard: ConnectionGuard
-    ) -> list[Settlement]:
-        with traced(lane, started) as handling:
-            ended = self._handle_guarded(lane, started, handle, guard)
-            handling.outcomes = labels_of(ended)
+        with watched(lane, started) as handling:
+            ended = handle(lane, [held.message for held in started])
+            if guard.after():
+                ended = left_open(lane, started, ended)
+            handling.ended(ended)
         return ended
 
     def _handle_of(self, lane: Lane) -> Handle:
@@ -161,12 +152,10 @@ def work_inline(lane: Lane, waiting: SimpleQueue[Held | None], handle: Handle, w
     while not waiting.empty():
         batch = take(lane, block=False, waiting=waiting)
         started = start(lane, batch)
-        messages = [held.message for held in started]
-        if instrumentation.instrument is not None and started:
-            with traced(lane, started) as handling:
-                ended = handle(lane, messages)
-                handling.outcomes = labels_of(ended)
-        else:
-            ended = handle(lane, messages) if started else []
+        ended: list[Settlement] = []
+        if started:
+            with watched(lane, started) as handling:
+                ended = handle(lane, [held.message for held in started])
+                handling.ended(ended)
         if finish(lane, batch, started, settle_attempts(lane, started, ended)):
             wake()

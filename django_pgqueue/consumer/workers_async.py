@@ -8,7 +8,6 @@ from queue import Empty
 
 from asgiref.sync import async_to_sync, sync_to_async
 
-from django_pgqueue import instrumentation
 from django_pgqueue.consumer.handler import ACK, LOST, OWN_ACK, SETTLED, Settlement
 from django_pgqueue.consumer.lane import Held, Lane, start, take
 from django_pgqueue.consumer.outcomes import (
@@ -17,13 +16,12 @@ from django_pgqueue.consumer.outcomes import (
     failures,
     finish,
     join,
-    labels_of,
     left_open,
     load,
     log_after_early_ack,
     settle_attempts,
     settlements,
-    traced,
+    watched,
 )
 from django_pgqueue.consumer.workers import work_inline
 from django_pgqueue.message import Message
@@ -67,10 +65,7 @@ class LoopWorkers:
             if guard.has_open and guard.is_needed(self.outages):
                 await sync_to_async(guard.before)(self.outages)
             started = start(lane, batch)
-            if instrumentation.instrument is not None and started:
-                ended = await self._handle_traced(lane, started, guard)
-            else:
-                ended = await self._handle_guarded(lane, started, guard)
+            ended = await self._handle_guarded(lane, started, guard) if started else []
             if lane.handler.ack == OWN_ACK:
                 ended = await sync_to_async(settle_attempts)(lane, started, ended)
                 await sync_to_async(guard.after)()
@@ -87,16 +82,12 @@ class LoopWorkers:
                 await lane.arrived.wait()
 
     async def _handle_guarded(self, lane: Lane, started: list[Held], guard: ConnectionGuard) -> list[Settlement]:
-        ended = await self._handle_of(lane)(lane, [held.message for held in started]) if started else []
-        # To another thread and back takes longer than a short handler.
-        if guard.has_open and await sync_to_async(guard.after)():
-            ended = left_open(lane, started, ended)
-        return ended
-
-    async def _handle_traced(self, lane: Lane, started: list[Held], guard: ConnectionGuard) -> list[Settlement]:
-        with traced(lane, started) as handling:
-            ended = await self._handle_guarded(lane, started, guard)
-            handling.outcomes = labels_of(ended)
+        with watched(lane, started) as handling:
+            ended = await self._handle_of(lane)(lane, [held.message for held in started])
+            # To another thread and back takes longer than a short handler.
+            if guard.has_open and await sync_to_async(guard.after)():
+                ended = left_open(lane, started, ended)
+            handling.ended(ended)
         return ended
 
     def _handle_of(self, lane: Lane) -> Handle:

@@ -211,7 +211,7 @@ def install(
     read the tables each time that metrics are collected, from the database ``using`` (None: ``DATABASE``); all
     processes would tell the same, so one is enough.
     """
-    if isinstance(instrumentation.instrument, Telemetry):
+    if isinstance(instrumentation.installed(), Telemetry):
         return
     meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)
     telemetry = Telemetry(trace.get_tracer(SCOPE, tracer_provider=tracer_provider), meter)
@@ -222,12 +222,12 @@ def install(
     for signal in COUNTS:
         signal.connect(telemetry.count, weak=False, dispatch_uid=_UID)
     signals.queue_healed.connect(telemetry.note_heal, weak=False, dispatch_uid=f"{_UID}.heal")
-    instrumentation.instrument = telemetry
+    instrumentation.install(telemetry)
 
 
 def uninstall() -> None:
     """End that."""
-    instrumentation.instrument = None
+    instrumentation.uninstall()
     for signal in COUNTS:
         signal.disconnect(dispatch_uid=_UID)
     signals.queue_healed.disconnect(dispatch_uid=f"{_UID}.heal")
@@ -236,7 +236,7 @@ def uninstall() -> None:
 def _create_gauge(meter: Meter, gauge: Gauge, readings: Readings, owner: Telemetry) -> None:
     def observe(options: CallbackOptions) -> list[Observation]:
         # A meter keeps its instruments for good.
-        return readings.observe(gauge) if instrumentation.instrument is owner else []
+        return readings.observe(gauge) if instrumentation.installed() is owner else []
 
     meter.create_observable_gauge(f"{PREFIX}{gauge.name}", [observe], gauge.unit, gauge.text)
 

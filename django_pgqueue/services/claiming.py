@@ -46,7 +46,7 @@ class Claim(NamedTuple):
     closed: bool
     #: The lowest and the highest id claimed by the walk in id order. None: it brought nothing.
     walked: tuple[int, int] | None
-    #: Seconds from when a message was due until now, by the database's clock. Only where somebody traces.
+    #: Seconds from when a message was due until now, by the database's clock.
     waits: dict[int, float]
 
 
@@ -212,7 +212,7 @@ def claim(
         "most_bytes": most_bytes,
         "above": above,
     }
-    began = None if instrumentation.instrument is None else time.monotonic()
+    began = time.monotonic()
     rows = session.run(using, CLAIM, **params)
     if [row[0] for row in rows] == ["foreign"] and consumers.take_over(declaration.name, consumer, using):
         rows = session.run(using, CLAIM, **params)
@@ -234,8 +234,7 @@ def claim(
             minute = int(min(max(published_at, EARLIEST), LATEST) // 60) if is_new else None
             message = Message(message_id, declaration.name, *body, count, *times, token, suspect, len(payload), minute)
             messages.append(message)
-            if began is not None:
-                waits[message_id] = lease_expires_at - lease - (published_at if read_after is None else read_after)
+            waits[message_id] = lease_expires_at - lease - (published_at if read_after is None else read_after)
         elif kind == "exhausted":
             exhausted.append(message_id)
         elif kind == "ready":
@@ -245,9 +244,9 @@ def claim(
     aside = _set_aside(declaration, undecodable, token, "undecodable payload or headers", using)
     aside += _set_aside(declaration, exhausted, None, "worker lost: the lease lapsed on the last delivery", using)
     messages.sort(key=attrgetter("id"))
-    if began is not None and messages:
-        instrumentation.claimed(
-            instrumentation.Target(declaration.name, using, declaration.auto_deleted), messages, began
+    if messages:
+        instrumentation.instrument.claimed(
+            lambda: instrumentation.Target(declaration.name, using, declaration.auto_deleted), messages, began
         )
     is_closed = not flags.isdisjoint({"paused", "foreign"})
     return Claim(messages, "suspect" in flags, aside, "more" in flags, is_closed, walked, waits)
