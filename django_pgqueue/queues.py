@@ -17,7 +17,7 @@ from django_pgqueue.attributes import Attributes
 from django_pgqueue.conf import database_alias, settings
 from django_pgqueue.message import Message, check_own, encode, encode_headers, encode_many
 from django_pgqueue.queue_internals import HandlerFunction, make_handler, send, send_many
-from django_pgqueue.redrive import Redrive, make_letters
+from django_pgqueue.redrive import Redrive, make_filter
 from django_pgqueue.schema import P, Schema
 from django_pgqueue.services import claiming, counting, declaring, operating, session, settling
 from django_pgqueue.services.counting import QueueStats
@@ -27,7 +27,7 @@ from django_pgqueue.validation import Seconds, check_count, check_name, check_ra
 R = TypeVar("R")
 
 # Seconds for which extend() tries rows that somebody else has locked, before it counts them as lost.
-LOCK_PATIENCE = 1.0
+LOCK_TIMEOUT = 1.0
 
 # How many messages one statement of a purge deletes.
 PURGE_BATCH = 1_000
@@ -284,7 +284,7 @@ class Queue(Generic[P]):
         """
         if check_own(messages, self.name):
             lease = self.lease if seconds is None else check_seconds(seconds, "seconds", zero=False)
-            extension = settling.extend(messages, lease, self.using, patience=LOCK_PATIENCE)
+            extension = settling.extend(messages, lease, self.using, timeout=LOCK_TIMEOUT)
             settling.raise_lost(self.name, extension.lost | extension.locked)
 
     def retry_delay(self, message: Message) -> float:
@@ -394,7 +394,7 @@ class Queue(Generic[P]):
 
         Only letters that are dead now are sent; choices add up.
 
-        A dead letter keeps its history. The queue is made if it is gone. Letters that somebody
+        A dead letter keeps its history. The queue is made if it is gone. DeadLetterFilter that somebody
         handles are left; two redrives at once take different ones. Each batch is a transaction of
         its own; inside ``atomic()`` all is part of that, and ``rate`` and ``canary`` are refused with
         ``RuntimeError``. A wrong argument raises ``ValueError``.
@@ -404,7 +404,7 @@ class Queue(Generic[P]):
         return Redrive(
             self._attributes.declaration,
             self.using,
-            make_letters(ids, reason, headers),
+            make_filter(ids, reason, headers),
             None if limit is None else check_count(limit, "limit"),
             rate,
             None if canary is None else check_count(canary, "canary"),

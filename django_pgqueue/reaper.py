@@ -28,7 +28,7 @@ EXPIRED_AT_ONCE = 100
 LONGEST_REST = 0.1
 
 # How many messages at the head of each queue are looked at for lapsed leases.
-HEAD = 1_000
+SCAN_LIMIT = 1_000
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Reaper:
         self._expire(reaped)
         self._adopt(reaped)
         self._reap_queues(reaped)
-        reaped.dead_lettered += reaping.dead_letter_exhausted(HEAD, self.using)
+        reaped.dead_lettered += reaping.dead_letter_exhausted(SCAN_LIMIT, self.using)
         consumers.forget_consumers(CONSUMER_AGE, self.using)
         while forgotten := reaping.forget_bodies(self.batch_size, self.using):
             reaped.bodies += forgotten

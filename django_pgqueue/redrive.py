@@ -15,11 +15,11 @@ from django_pgqueue.conf import settings
 from django_pgqueue.exceptions import CanaryFailed
 from django_pgqueue.message import encode, encode_headers
 from django_pgqueue.services import dead_letters, declaring, session
-from django_pgqueue.services.dead_letters import Letters
+from django_pgqueue.services.dead_letters import DeadLetterFilter
 from django_pgqueue.services.declaring import Declaration
 from django_pgqueue.validation import check_count
 
-BATCH = 1_000
+BATCH_SIZE = 1_000
 # Seconds between two looks at what became of the canary, and between two batches at a rate.
 CANARY_POLL = 0.1
 RATE_TICK = 0.1
@@ -31,17 +31,17 @@ class Redrive:
     One redrive of a queue's dead letters.
 
     ``limit``: how many at the most. ``rate``: how many a second. ``canary``: so many go first, and the
-    others only when all of these were settled, within ``patience`` seconds, and none died again.
+    others only when all of these were settled, within ``canary_timeout`` seconds, and none died again.
     ``progress`` is called with the number so far after each batch.
     """
 
     declaration: Declaration
     using: str
-    letters: Letters
+    letters: DeadLetterFilter
     limit: int | None = None
     rate: float | None = None
     canary: int | None = None
-    patience: float = 300.0
+    canary_timeout: float = 300.0
     progress: Callable[[int], object] = lambda _: None
 
     def run(self) -> int:
@@ -69,7 +69,7 @@ class Redrive:
         after = 0
         started = time.monotonic()
         while len(ids) < most:
-            batch = int(min(BATCH, self._allowed(len(ids), started), most - len(ids)))
+            batch = int(min(BATCH_SIZE, self._allowed(len(ids), started), most - len(ids)))
             found = dead_letters.redrive(self.declaration, self.letters, batch, after, before, self.using)
             ids += found
             self.progress(sent + len(ids))
@@ -81,16 +81,16 @@ class Redrive:
     def _allowed(self, sent: int, started: float) -> int:
         """Return how many may be sent now, waiting until there is one."""
         if self.rate is None:
-            return BATCH
+            return BATCH_SIZE
         while (allowed := int((time.monotonic() - started) * self.rate) + 1 - sent) < 1:
             time.sleep(min(RATE_TICK, 1 / self.rate))
         return allowed
 
     def _watch(self, ids: list[int], since: datetime) -> None:
         """Wait until all of these are settled. Raises ``CanaryFailed`` if one died again or is not in time."""
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + self.canary_timeout
         while True:
-            fates = dead_letters.fates(ids, since, self.using)
+            fates = dead_letters.outcomes(ids, since, self.using)
             died = [message_id for message_id, dead in fates.items() if dead]
             if died or (fates and time.monotonic() >= deadline):
                 raise CanaryFailed(self.declaration.name, died, fates.keys() - set(died), len(ids))
@@ -99,7 +99,7 @@ class Redrive:
             time.sleep(CANARY_POLL)
 
 
-def make_letters(ids: Iterable[int] | None, reason: str | None, headers: Mapping[str, Any] | None) -> Letters:
+def make_filter(ids: Iterable[int] | None, reason: str | None, headers: Mapping[str, Any] | None) -> DeadLetterFilter:
     """Return which dead letters are meant. Raises ``ValueError`` or ``PayloadError``."""
     most = settings.MAX_PAYLOAD_BYTES
     if reason is not None:
@@ -110,4 +110,4 @@ def make_letters(ids: Iterable[int] | None, reason: str | None, headers: Mapping
     if ids is not None and not isinstance(ids, Iterable):
         raise ValueError(f"ids must be iterable, not {type(ids).__name__}")
     numbers = None if ids is None else [check_count(message_id, "an id", most=2**63 - 1) for message_id in ids]
-    return Letters(numbers, reason, None if headers is None else encode_headers(headers, most))
+    return DeadLetterFilter(numbers, reason, None if headers is None else encode_headers(headers, most))

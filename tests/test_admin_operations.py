@@ -106,7 +106,7 @@ def test_each_queue_is_shown_in_numbers(viewer: Client) -> None:
     fetch(f"UPDATE {ITEM} SET queue_id = NULL, orphaned_from = 'gone' WHERE queue_id = 'gone'")
     assert row_of(viewer, "gone")["condition"] == "1 orphans"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue_numbers, "MOST", 1)
+        patch.setattr(queue_numbers, "SAMPLE_SIZE", 1)
         assert row_of(viewer, "gone")["condition"] == "1+ orphans"
 
 
@@ -132,7 +132,7 @@ def test_a_queue_that_is_special_says_so(viewer: Client) -> None:
 
 def test_many_messages_are_not_counted(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says "at least"."""
-    monkeypatch.setattr(queue_numbers, "MOST", 5)
+    monkeypatch.setattr(queue_numbers, "SAMPLE_SIZE", 5)
     Queue("long").publish_many(range(9))
     Queue("short").publish_many(range(4))
     assert (row_of(viewer, "long")["ready"], row_of(viewer, "short")["ready"]) == ("5+", "4")
@@ -406,7 +406,7 @@ def test_messages_are_found_by_queue_origin_and_state(viewer: Client) -> None:
 
 def test_what_is_held_of_a_long_queue_is_looked_for_at_its_head(viewer: Client, monkeypatch: Any) -> None:
     """In both walks; a lease that is further behind is not found, and nothing behind is read."""
-    monkeypatch.setattr(admin_messages, "HEAD", 3)
+    monkeypatch.setattr(admin_messages, "SCAN_LIMIT", 3)
     make_queue("a")
     held = [make_message("a", lease=60).pk, make_message("a", lease=60, due_in=-60).pk]
     for _ in range(3):
@@ -425,7 +425,7 @@ def test_a_list_that_takes_too_long_is_given_up(viewer: Client, monkeypatch: pyt
     """It says so, instead of keeping the server busy; a really slow statement, not a pretended one."""
     make_queue("orders")
     make_message("orders")
-    monkeypatch.setattr(admin_messages, "PATIENCE", 100)
+    monkeypatch.setattr(admin_messages, "STATEMENT_TIMEOUT", 0.1)
     with connection.cursor() as cursor:
         cursor.execute(
             f"CREATE POLICY slow ON {ITEM} USING (pg_sleep(1) IS NOT NULL);"
@@ -451,7 +451,7 @@ def test_a_payload_is_shown_as_a_whole_or_in_part(viewer: Client) -> None:
     html = viewer.get(reverse("admin:django_pgqueue_messagequeueitem_change", args=[small.pk])).content.decode()
     assert "&lt;script&gt;" in html and "<script>" not in html.split("pgqueue-json")[1].split("</pre>")[0]
     assert "&quot;deep&quot;: true" in html
-    large = make_message("orders", "x" * (admin_messages.SHOWN + 100))
+    large = make_message("orders", "x" * (admin_messages.MAX_SHOWN_CHARS + 100))
     html = viewer.get(reverse("admin:django_pgqueue_messagequeueitem_change", args=[large.pk])).content.decode()
     assert "Only the first 20,000 characters are shown." in html and len(html) < 100_000
     ((undecodable,),) = fetch(

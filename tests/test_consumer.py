@@ -185,7 +185,7 @@ def test_a_wake_up_during_the_last_look_is_not_lost(slow_poll: None, monkeypatch
     real_look = claiming.look
     published = threading.Event()
 
-    def look(name: str, using: str) -> claiming.Look:
+    def look(name: str, using: str) -> claiming.SleepPlan:
         found = real_look(name, using)
         if consumer._channels.listening.is_set() and not published.is_set():
             queue.publish("in between")
@@ -254,7 +254,7 @@ def test_a_paused_queue_is_left_alone_without_spinning(settings: Any, monkeypatc
     looks: list[float] = []
     real_look = claiming.look
 
-    def look(name: str, using: str) -> claiming.Look:
+    def look(name: str, using: str) -> claiming.SleepPlan:
         looks.append(time.monotonic())
         return real_look(name, using)
 

@@ -510,7 +510,7 @@ def test_a_role_that_sees_little() -> None:
 @provokes("W035")
 def test_tables_that_somebody_has_locked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be looked at in time is told; the rest is found all the same."""
-    monkeypatch.setattr(diagnosis, "PATIENCE", 0.3)
+    monkeypatch.setattr(diagnosis, "STATEMENT_TIMEOUT", 0.3)
     with Session() as locker:
         locker.begin()
         locker.sql(f"LOCK TABLE {ITEMS} IN ACCESS EXCLUSIVE MODE")
@@ -533,11 +533,11 @@ def test_a_database_that_is_not_migrated(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_many_findings_of_a_kind_are_cut() -> None:
     """Thousands of queues that nobody consumes are one trouble."""
-    for number in range(diagnosis.MOST + 5):
+    for number in range(diagnosis.MAX_FINDINGS + 5):
         make_queue(f"q{number:02}")
         make_message(f"q{number:02}", published_at=Now() - seconds(3600))
     late = [str(message.msg) for message in diagnosis.examine("default") if str(message.id).endswith("W021")]
-    assert len(late) == diagnosis.MOST + 1 and late[-1] == "… and 5 more."
+    assert len(late) == diagnosis.MAX_FINDINGS + 1 and late[-1] == "… and 5 more."
 
 
 # --- The command ---

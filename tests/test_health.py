@@ -116,7 +116,7 @@ def test_late_messages_make_it_not_ready() -> None:
 def impatient() -> Iterator[None]:
     """Let a claiming thread count as stuck soon."""
     with pytest.MonkeyPatch.context() as patch, override_settings(PGQUEUE={"POLL_INTERVAL": 0.1}):
-        patch.setattr(health, "STUCK", 0.5)
+        patch.setattr(health, "TURN_TIMEOUT", 0.5)
         patch.setattr(health, "LONGEST_RETRY", 0.1)
         yield
 
@@ -156,7 +156,7 @@ def slow_claims(session: Session) -> Iterator[None]:
 
 def test_a_database_that_stalls_for_everybody_is_no_reason_to_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody has locked the table: a new process would wait as well. Nor is the last look told for ever."""
-    monkeypatch.setattr(health, "PATIENCE", 0.3)
+    monkeypatch.setattr(health, "STATEMENT_TIMEOUT", 0.3)
     queue = Queue("work")
     queue.declare()
     consumer = Consumer([make_handler(queue, lambda message: None)])

@@ -28,6 +28,7 @@ from django_pgqueue.monitoring.prometheus import QueueCollector, counter_of, nam
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import consumers
+from django_pgqueue.services.counting import DEPTH_STATES
 from tests.support import Session, connect, delete_queue, make_message, make_queue, wait_until
 from tests.test_health import free_port
 from tests.workers import command, drain, environment, run, worker
@@ -104,7 +105,7 @@ def test_depth_by_state_and_what_else_the_tables_hold() -> None:
     consumers.beat(uuid4(), "host", 1, ["q"], "default")
     found = scraped()
     assert found["pgqueue_up", ()] == 1
-    states = {state: found["pgqueue_messages", ("q", state)] for state in gauges.STATES}
+    states = {state: found["pgqueue_messages", ("q", state)] for state in DEPTH_STATES}
     assert states == {"ready": 2, "delayed": 1, "leased": 1, "dead": 1, "expired": 1}
     assert 115 < found["pgqueue_oldest_due_age_seconds", ("q",)] < 125
     assert found["pgqueue_consumers", ("q",)] == found["pgqueue_paused", ("q",)] == 1
@@ -117,7 +118,7 @@ def test_depth_by_state_and_what_else_the_tables_hold() -> None:
 
 def test_a_scrape_looks_at_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """And says where there are more."""
-    monkeypatch.setattr(gauges, "MOST", 5)
+    monkeypatch.setattr(gauges, "SAMPLE_SIZE", 5)
     Queue("long").publish_many(range(8))
     Queue("short").publish_many(range(4))
     found = scraped()
@@ -144,7 +145,7 @@ def test_a_database_that_is_away_is_a_metric(server: DevCluster) -> None:
 
 def test_a_scrape_of_locked_tables_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """And leaves no session behind that waits: scrapes come every few seconds."""
-    monkeypatch.setattr(gauges, "PATIENCE", 0.3)
+    monkeypatch.setattr(gauges, "STATEMENT_TIMEOUT", 0.3)
     with Session() as locker:
         locker.begin()
         locker.sql("LOCK TABLE django_pgqueue_reaperrun IN ACCESS EXCLUSIVE MODE")
@@ -243,7 +244,7 @@ def test_heals_are_counted_by_cause(counted: Counted) -> None:
 
 def test_names_without_end_are_one(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that publishes to ever new queues does not grow for ever."""
-    monkeypatch.setattr(gauges, "MOST_NAMES", 2)
+    monkeypatch.setattr(gauges, "MAX_NAMES", 2)
     for number in range(5):
         Queue(f"q{number}").publish(1)
     assert counted("pgqueue_messages_published_total", gauges.OTHERS) == 3

@@ -170,7 +170,7 @@ def test_a_claim_by_hand(told: Told) -> None:
 
 def test_a_claim_has_a_bounded_number_of_links(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so has a batch."""
-    monkeypatch.setattr(opentelemetry, "MOST_LINKS", 4)
+    monkeypatch.setattr(opentelemetry, "MAX_LINKS", 4)
     queue = Queue("orders")
     queue.publish_many(range(9))
     handle(queue, lambda messages: None, 9, batch=9)
@@ -211,7 +211,7 @@ def test_an_exception_of_a_whole_batch_is_recorded_once(told: Told) -> None:
     assert len(processed.events) == 1 and attributes_of(processed)["pgqueue.outcome"] == "nack"
     queue.publish_many(range(20))
     handle(queue, lambda messages: {message.id: ValueError(message.id) for message in messages}, 20, batch=20)
-    assert len(told.spans("process orders")[1].events) == opentelemetry.MOST_EXCEPTIONS
+    assert len(told.spans("process orders")[1].events) == opentelemetry.MAX_EXCEPTIONS
 
 
 def test_async_handlers_that_run_at_once_have_their_own_spans(told: Told) -> None:

@@ -218,7 +218,7 @@ def test_a_process_reads_no_tables_unless_it_is_told_to() -> None:
 
 def test_names_without_end_are_one(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """Standing queues beyond so many, and all that are auto-deleted."""
-    monkeypatch.setattr(gauges_module, "MOST_NAMES", 2)
+    monkeypatch.setattr(gauges_module, "MAX_NAMES", 2)
     for number in range(5):
         Queue(f"q{number}").publish(1)
     for number in range(5):

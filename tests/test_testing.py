@@ -210,7 +210,7 @@ def test_what_others_have_taken_already_is_known(orders):
 @committed
 def test_the_journal_of_a_suite_that_never_asks_does_not_grow(orders, monkeypatch):
     """What a flush or a rollback took is forgotten on the way."""
-    monkeypatch.setattr(journal, "MOST_NOTED", 5)
+    monkeypatch.setattr(journal, "MAX_NOTED", 5)
     for number in range(20):
         with pytest.raises(Undone), transaction.atomic():
             orders.publish(number)
@@ -371,7 +371,7 @@ def test_a_drain_ends_at_its_limit(orders, kind):
 @in_transaction
 def test_a_drain_without_an_end_is_an_error(orders, monkeypatch):
     """A test should not hang."""
-    monkeypatch.setattr("django_pgqueue.testing.draining.MOST", 20)
+    monkeypatch.setattr("django_pgqueue.testing.draining.DELIVERY_LIMIT", 20)
     orders.handler(lambda message: orders.publish(1))
     orders.publish(0)
     with pytest.raises(RuntimeError, match="20 deliveries, and no end"):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from django.db.models import BooleanField, DateTimeField, F, Func, Q, QuerySet, TextField, Value
 from django.db.models.functions import Cast
 
-MOST_ID = 2**63 - 1
+MAX_ID = 2**63 - 1
 
 
 class Key(NamedTuple):
@@ -58,7 +58,7 @@ class Order:
     def parse(self, text: str) -> Key:
         """Return the key of a URL. Raises ``ValueError`` for what is none, or one of another order."""
         found = re.fullmatch(r"([\w :.+-]{0,40})_(\d{1,19})" if self.by_due else r"()(\d{1,19})", text, re.ASCII)
-        if found is None or int(found[2]) > MOST_ID:
+        if found is None or int(found[2]) > MAX_ID:
             raise ValueError(f"not a key: {text!r:.80}")
         return Key(int(found[2]), found[1] or None)
 

@@ -22,15 +22,16 @@ from django_pgqueue.admin.keyset import Key, Order
 from django_pgqueue.conf import database_alias
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
 from django_pgqueue.services import session, settling
+from django_pgqueue.services.counting import DEPTH_STATES
 
 # A list that takes longer than so many milliseconds is given up, and says so.
-PATIENCE = 2_000
+STATEMENT_TIMEOUT = 2.0
 # So many messages at the head of a queue are looked at for those that are leased.
-HEAD = 5_000
+SCAN_LIMIT = 5_000
 # Characters of a payload, of headers, of a reason that a page shows.
-SHOWN = 20_000
+MAX_SHOWN_CHARS = 20_000
 
-STATES = ("ready", "delayed", "leased", "dead", "expired", "orphaned")
+STATES = (*DEPTH_STATES, "orphaned")
 
 
 class NameFilter(admin.SimpleListFilter):
@@ -82,8 +83,8 @@ class StateFilter(admin.SimpleListFilter):
 def _head(queue: str) -> QuerySet[Any]:
     """Return the ids at the head of a queue's two walks."""
     walks = MessageQueueItem.objects.using(database_alias()).filter(queue=queue)
-    due = walks.filter(read_after__isnull=False).order_by("read_after", "id").values("pk")[:HEAD]
-    plain = walks.filter(read_after__isnull=True).order_by("id").values("pk")[:HEAD]
+    due = walks.filter(read_after__isnull=False).order_by("read_after", "id").values("pk")[:SCAN_LIMIT]
+    plain = walks.filter(read_after__isnull=True).order_by("id").values("pk")[:SCAN_LIMIT]
     return due.union(plain, all=True)
 
 
@@ -131,7 +132,8 @@ class MessageChangeList(ChangeList):
             if getattr(error.__cause__, "sqlstate", None) != "57014":
                 raise
             text = (
-                f"This took longer than {PATIENCE / 1000:g} seconds and was given up: choose a queue, or another state."
+                f"This took longer than {STATEMENT_TIMEOUT:g} seconds and was given up: choose a queue, or another"
+                " state."
             )
             messages.warning(request, text)
             rows = []
@@ -161,7 +163,7 @@ class MessageChangeList(ChangeList):
         order = self.order.reverse if is_backward else self.order
         using = database_alias()
         with transaction.atomic(using=using):
-            session.limit_statements(PATIENCE / 1000, using)
+            session.limit_statements(STATEMENT_TIMEOUT, using)
             # One more than is shown tells whether there are more.
             found = order.rows(self.queryset, key, self.list_per_page + 1)
             now = session.now(using)
@@ -325,9 +327,13 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
 
 
 def _pretty(column: str) -> Left:
-    return Left(Func(F(column), function="jsonb_pretty", output_field=TextField()), SHOWN + 1)
+    return Left(Func(F(column), function="jsonb_pretty", output_field=TextField()), MAX_SHOWN_CHARS + 1)
 
 
 def _shown(text: str) -> SafeString:
-    cut = format_html("<p>Only the first {} characters are shown.</p>", f"{SHOWN:,}") if len(text) > SHOWN else ""
-    return format_html('<pre class="pgqueue-json" tabindex="0">{}</pre>{}', text[:SHOWN], cut)
+    cut = (
+        format_html("<p>Only the first {} characters are shown.</p>", f"{MAX_SHOWN_CHARS:,}")
+        if len(text) > MAX_SHOWN_CHARS
+        else ""
+    )
+    return format_html('<pre class="pgqueue-json" tabindex="0">{}</pre>{}', text[:MAX_SHOWN_CHARS], cut)

@@ -18,7 +18,7 @@ from django_pgqueue.models import MessageQueue
 from django_pgqueue.queues import Queue
 
 # What one request redrives or purges at the most, so that it ends in time.
-MOST = 10_000
+MAX_MESSAGES = 10_000
 # Seconds that a canary gets: the request waits for it.
 CANARY_TIMEOUT = 20.0
 
@@ -33,7 +33,9 @@ class OperationForm(forms.Form):
 
 class PurgeForm(OperationForm):
     name = forms.CharField(label="Queue", help_text="Type the name of the queue.", strip=False)
-    limit = forms.IntegerField(min_value=1, max_value=MOST, initial=MOST, help_text="So many at the most.")
+    limit = forms.IntegerField(
+        min_value=1, max_value=MAX_MESSAGES, initial=MAX_MESSAGES, help_text="At most this many."
+    )
 
     def clean_name(self) -> str:
         name: str = self.cleaned_data["name"]
@@ -49,7 +51,9 @@ class RedriveForm(OperationForm):
     reason = forms.CharField(
         required=False, strip=False, help_text="Only those with this text in the reason of their last failure."
     )
-    limit = forms.IntegerField(min_value=1, max_value=MOST, initial=MOST, help_text="So many at the most.")
+    limit = forms.IntegerField(
+        min_value=1, max_value=MAX_MESSAGES, initial=MAX_MESSAGES, help_text="At most this many."
+    )
     canary = forms.IntegerField(
         min_value=1,
         required=False,

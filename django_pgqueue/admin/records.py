@@ -17,7 +17,7 @@ from django_pgqueue.models import MessageQueue, QueueConsumer, QueueEvent, TaskR
 from django_pgqueue.validation import check_name, check_ttl
 
 # Characters of a value that a page shows.
-MOST_SHOWN = 10_000
+MAX_SHOWN_CHARS = 10_000
 
 
 class TopicBindingForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at run time
@@ -134,4 +134,4 @@ class TaskRunAdmin(ReadOnlyAdmin):
 def shown(value: Any) -> str:
     """Return a JSON value for the page, cut."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    return format_html("<pre>{}</pre>", text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…")
+    return format_html("<pre>{}</pre>", text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…")

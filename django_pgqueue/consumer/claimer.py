@@ -167,7 +167,7 @@ class Claimer:
             lane.look_again = True
         # Every so often others get a turn.
         is_others_turn = lane.suspects_in_row >= lane.prefetch
-        above = lane.mark.start(before)
+        above = lane.low_water.start(before)
         claim = claiming.claim(
             lane.handler.declaration,
             self.using,
@@ -179,7 +179,7 @@ class Claimer:
             most_bytes=CLAIM_BYTES,
             above=above,
         )
-        lane.mark.claimed(above, before, time.monotonic(), len(claim.messages), claim.walked)
+        lane.low_water.claimed(above, before, time.monotonic(), len(claim.messages), claim.walked)
         if claim.closed:
             # Paused, or another's by now: what has not started is for whoever may have it.
             lane.give_back_waiting()
@@ -188,12 +188,12 @@ class Claimer:
         is_partial = self._note_suspects(lane, claim) or is_others_turn
         if is_partial:
             # What such a claim walked past, or left, may be below what it brought.
-            lane.mark.drop()
+            lane.low_water.drop()
         self._take(lane, claim, before)
         is_more = is_partial or claim.more or len(claim.messages) >= room
         if above and self.drain and not is_more:
             # A drain ends when a look at all of the queue found nothing.
-            lane.mark.drop()
+            lane.low_water.drop()
             is_more = True
         self._plan_look(lane, claim, is_more=is_more)
 
@@ -233,7 +233,7 @@ class Claimer:
         else:
             lane.next_look = now + self._sleep(lane)
         # What is below the mark tells nobody of itself.
-        lane.next_look = min(lane.next_look, lane.mark.look_back_at)
+        lane.next_look = min(lane.next_look, lane.low_water.look_back_at)
         if lane.woken:
             # Since the claim: what was published may be newer than all that was seen above.
             lane.next_look = now

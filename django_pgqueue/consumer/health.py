@@ -35,14 +35,14 @@ logger = logging.getLogger("django_pgqueue")
 # Seconds between two looks at the queues, and two writes of the file.
 INTERVAL = 5.0
 # Seconds that a look gets.
-PATIENCE = 3.0
+STATEMENT_TIMEOUT = 3.0
 # Seconds beyond its longest sleep after which the claiming thread counts as stuck.
-STUCK = 60.0
+TURN_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a probe is told. Ages in seconds; None: there is none, or the database does not answer."""
+    """What a probe is reporting. Ages in seconds; None: there is none, or the database does not answer."""
 
     alive: bool
     ready: bool
@@ -67,7 +67,7 @@ class Health:
         """Tell how it is, as of the last ``look``. May be called from any thread; uses no database."""
         condition = self.consumer.condition()
         sleep = max(settings.POLL_INTERVAL, LONGEST_RETRY)
-        is_fresh = condition.turn_age is None or condition.turn_age < sleep + STUCK
+        is_fresh = condition.turn_age is None or condition.turn_age < sleep + TURN_TIMEOUT
         # Where the database stalls for everybody, another process would wait for it as well.
         alive = condition.stopping or is_fresh or not self._has_database
         has_looked = time.monotonic() - self._looked < 3 * INTERVAL
@@ -93,7 +93,7 @@ class Health:
         """Look at the heads of the consumer's queues, but for those that are paused."""
         using = self.consumer.using
         try:
-            with session.bounded(PATIENCE, using):
+            with session.bounded(STATEMENT_TIMEOUT, using):
                 backlogs = diagnosing.backlogs(using, self.consumer.queues)
         except DATABASE_FAULTS:
             # The consumer says in the log that the database is away.
@@ -107,7 +107,7 @@ class Health:
         self._looked = time.monotonic()
 
     @contextmanager
-    def told(self, *, file: Path | None = None, address: tuple[str, int] | None = None) -> Iterator[None]:
+    def reporting(self, *, file: Path | None = None, address: tuple[str, int] | None = None) -> Iterator[None]:
         """
         Look every ``INTERVAL`` seconds, write the file while the process is alive, and answer at the address.
 

@@ -21,7 +21,7 @@ SETTLE_DELAY = 0.02
 # How many finished messages of a lane are settled at once without waiting for that.
 SETTLE_BATCH = 50
 # Minutes of publishing for which messages are counted apart: more than are kept, twice.
-MOST_MINUTES = 3_000
+MAX_MINUTES = 3_000
 
 
 @dataclass(eq=False, slots=True)
@@ -65,7 +65,7 @@ class Lane:
     #: A claim met a suspect and left it; how many were taken in a row.
     suspect_waiting: bool = False
     suspects_in_row: int = 0
-    mark: LowWaterMark = field(default_factory=LowWaterMark)
+    low_water: LowWaterMark = field(default_factory=LowWaterMark)
     #: Monotonic time until which this process may be sure to own the queue, if that is exclusive: a claim
     #: that brings messages proves it, and each heartbeat in time prolongs it.
     owned_until: float = field(init=False)
@@ -139,8 +139,8 @@ class Lane:
         for message in messages:
             if message.minute is not None:
                 published[message.minute] = published.get(message.minute, 0) + 1
-        if len(published) > MOST_MINUTES:
-            for minute in sorted(published)[: -MOST_MINUTES // 2]:
+        if len(published) > MAX_MINUTES:
+            for minute in sorted(published)[: -MAX_MINUTES // 2]:
                 del published[minute]
 
     def count_set_aside(self, dead_lettered: int) -> None:

@@ -44,8 +44,8 @@ class Leases:
         if not held:
             return
         # A claim beside this locks what it looks at, for a moment.
-        patience = min(EXTEND_TIMEOUT, lane.lease / 10)
-        extension = settling.extend([one.message for one in held], lane.lease, self.using, patience=patience)
+        timeout = min(EXTEND_TIMEOUT, lane.lease / 10)
+        extension = settling.extend([one.message for one in held], lane.lease, self.using, timeout=timeout)
         late = [
             one.message.id
             for one in held

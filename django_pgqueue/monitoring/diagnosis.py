@@ -25,8 +25,8 @@ from django_pgqueue.services import consumers, diagnosing, minutes, reaping, ses
 from django_pgqueue.services.minutes import LetterHistory
 
 # Seconds that a statement gets, and findings of one kind that are told one by one.
-PATIENCE = 10.0
-MOST = 20
+STATEMENT_TIMEOUT = 10.0
+MAX_FINDINGS = 20
 
 QUERY_CANCELED = "57014"
 
@@ -101,16 +101,16 @@ def examine(using: str, limits: Limits | None = None) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     for examination in EXAMINATIONS:
         try:
-            with session.bounded(PATIENCE, using):
+            with session.bounded(STATEMENT_TIMEOUT, using):
                 messages = list(examination(using, limits))
         except OperationalError as error:
             if getattr(error.__cause__, "sqlstate", None) != QUERY_CANCELED:
                 raise
-            messages = [finding("W035", f"{_name(examination)} took longer than {PATIENCE:g} seconds.")]
-        found += messages[:MOST]
-        if len(messages) > MOST:
-            rest = messages[MOST]
-            found.append(CheckMessage(rest.level, f"… and {len(messages) - MOST} more.", id=rest.id))
+            messages = [finding("W035", f"{_name(examination)} took longer than {STATEMENT_TIMEOUT:g} seconds.")]
+        found += messages[:MAX_FINDINGS]
+        if len(messages) > MAX_FINDINGS:
+            rest = messages[MAX_FINDINGS]
+            found.append(CheckMessage(rest.level, f"… and {len(messages) - MAX_FINDINGS} more.", id=rest.id))
     return found
 
 
@@ -160,17 +160,17 @@ def _examine_heals(using: str, limits: Limits) -> Iterator[CheckMessage]:
 
 def _examine_notifications(using: str, limits: Limits) -> Iterator[CheckMessage]:
     listening = settings.LISTEN_DATABASE or using
-    ear = dedicated_connection(listening, "diagnosis")
+    listener = dedicated_connection(listening, "diagnosis")
     try:
-        ear.connect()
-        heard = hears(ear.connection, using)
+        listener.connect()
+        heard = hears(listener.connection, using)
     except (*DATABASE_FAULTS, psycopg.Error) as error:
         yield finding("E024", f"Listening on {listening!r} fails: {describe(error)}.")
     else:
         if not heard:
             yield finding("E024", f"What is sent from {using!r} is not heard on {listening!r}: consumers only poll.")
     finally:
-        ear.close()
+        listener.close()
 
 
 def _examine_vacuum(using: str, limits: Limits) -> Iterator[CheckMessage]:

@@ -20,20 +20,20 @@ from django_pgqueue.conf import database_alias
 from django_pgqueue.runtime.connections import own_connection
 from django_pgqueue.runtime.loop import describe
 from django_pgqueue.services import counting, reaping, session
+from django_pgqueue.services.counting import DEPTH_STATES
 
 logger = logging.getLogger("django_pgqueue")
 
 # Seconds that each statement of a reading gets: those that give up must not pile up in the server.
-PATIENCE = 5.0
+STATEMENT_TIMEOUT = 5.0
 # So many messages of each queue are looked at in a reading, in each of three walks.
-MOST = 10_000
+SAMPLE_SIZE = 10_000
 # So many queues have a label of their own in a count: one that never saw a name again would grow for ever.
-MOST_NAMES = 500
+MAX_NAMES = 500
 OTHERS = "(others)"
 # Auto-deleted queues come and go, often under names of their own: together they are one.
 AUTO_DELETED = "(auto-deleted)"
 
-STATES = ("ready", "delayed", "leased", "dead", "expired")
 
 # --- Gauges: what the tables hold ---
 
@@ -51,7 +51,7 @@ class Gauge:
 UP = Gauge("up", "Whether the queues' database answered this scrape.")
 MESSAGES = Gauge(
     "messages",
-    f"Messages by state, of a queue that has more at least so many ({MOST} are looked at).",
+    f"Messages by state, of a queue that has more at least so many ({SAMPLE_SIZE} are looked at).",
     ("queue", "state"),
     "{message}",
 )
@@ -59,7 +59,7 @@ UNCOUNTED = Gauge("messages_uncounted", "Whether there are messages that were no
 OLDEST = Gauge("oldest_due_age", "Age of the oldest due message, 0 if none is due.", ("queue",), "s")
 CONSUMERS = Gauge("consumers", "Living consumer processes that name the queue.", ("queue",), "{process}")
 PAUSED = Gauge("paused", "Whether the queue is paused.", ("queue",))
-ORPHANS = Gauge("orphans", f"Messages whose queue is gone; at most {MOST} are looked at.", (), "{message}")
+ORPHANS = Gauge("orphans", f"Messages whose queue is gone; at most {SAMPLE_SIZE} are looked at.", (), "{message}")
 EVENTS = Gauge("queue_events_per_day", "Queues reaped, revived and vanished within a day.", ("kind",), "{event}")
 LAST_RUN = Gauge("reaper_last_run_age", "Since a run of the reaper ended.", (), "s")
 
@@ -72,13 +72,13 @@ def read(using: str | None = None) -> Reading:
     """
     Return the values of all gauges, each with its labels' values.
 
-    Takes a connection of its own, and reads no more than ``MOST`` messages of a queue. Where the database does
+    Takes a connection of its own, and reads no more than ``SAMPLE_SIZE`` messages of a queue. Where the database does
     not answer, ``UP`` is 0 and the others have no values.
     """
     using = database_alias(using)
     reading: Reading = {gauge: [] for gauge in GAUGES}
     try:
-        with own_connection(using, "metrics"), session.bounded(PATIENCE, using):
+        with own_connection(using, "metrics"), session.bounded(STATEMENT_TIMEOUT, using):
             found = [*_read_queues(using), *_read_rest(using)]
     except (DatabaseError, InterfaceError) as error:
         logger.warning("metrics not read error=%s", describe(error))
@@ -91,7 +91,7 @@ def read(using: str | None = None) -> Reading:
 def _read_queues(using: str) -> Iterator[tuple[Gauge, tuple[str, ...], float]]:
     yield UP, (), 1
     for name, depths in _by_label(using).items():
-        for state in STATES:
+        for state in DEPTH_STATES:
             yield MESSAGES, (name, state), sum(getattr(depth, state) for depth in depths)
         yield UNCOUNTED, (name,), any(depth.more for depth in depths)
         yield OLDEST, (name,), max(depth.oldest_due_age or 0.0 for depth in depths)
@@ -101,13 +101,13 @@ def _read_queues(using: str) -> Iterator[tuple[Gauge, tuple[str, ...], float]]:
 
 def _by_label(using: str) -> dict[str, list[counting.Depth]]:
     by_label: dict[str, list[counting.Depth]] = {}
-    for depth in counting.depths(MOST, using):
+    for depth in counting.depths(SAMPLE_SIZE, using):
         by_label.setdefault(AUTO_DELETED if depth.auto_deleted else depth.name, []).append(depth)
     return by_label
 
 
 def _read_rest(using: str) -> Iterator[tuple[Gauge, tuple[str, ...], float]]:
-    yield ORPHANS, (), sum(counting.orphans(MOST, using).values())
+    yield ORPHANS, (), sum(counting.orphans(SAMPLE_SIZE, using).values())
     by_kind = dict.fromkeys(("reaped", "revived", "vanished"), 0)
     for (_, kind), count in counting.events_per_day(using).items():
         by_kind[kind] = by_kind.get(kind, 0) + count
@@ -170,11 +170,11 @@ _names_lock = threading.Lock()
 
 
 def label_of(name: str) -> str:
-    """Return the label of a queue or topic: its name, or ``OTHERS`` where ``MOST_NAMES`` have one already."""
+    """Return the label of a queue or topic: its name, or ``OTHERS`` where ``MAX_NAMES`` have one already."""
     if name in _names:
         return name
     with _names_lock:
-        if len(_names) >= MOST_NAMES:
+        if len(_names) >= MAX_NAMES:
             return OTHERS
         _names.add(name)
     return name

@@ -53,8 +53,8 @@ PUBLISH, CLAIM, PROCESS = "publish", "claim", "process"
 TYPES = {PUBLISH: "send", CLAIM: "receive", PROCESS: "process"}
 
 # A span has no more links, nor exceptions, however many messages it is about. As many links as the SDK keeps.
-MOST_LINKS = 128
-MOST_EXCEPTIONS = 10
+MAX_LINKS = 128
+MAX_EXCEPTIONS = 10
 
 # Buckets in seconds: those that the conventions advise, and for waits, which may be long.
 DURATIONS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
@@ -64,7 +64,7 @@ Attributes = dict[str, str | bool | int]
 
 
 class Telemetry:
-    """What is told to OpenTelemetry: see ``tracing.Instrument``."""
+    """What is told to OpenTelemetry: see ``instrumentation.Instrument``."""
 
     def __init__(self, tracer: Tracer, meter: Meter) -> None:
         self._tracer = tracer
@@ -282,11 +282,11 @@ def inject(publication: Publication) -> None:
 
 def links_to(*messages: Traced) -> list[Link]:
     """
-    Return links to the spans in which messages were published, ``MOST_LINKS`` at the most.
+    Return links to the spans in which messages were published, ``MAX_LINKS`` at the most.
 
     For spans of code that no handler runs: what claims by hand, and ``async for`` of a topic.
     """
-    created = [(message, creation_of(message.headers)) for message in messages[:MOST_LINKS]]
+    created = [(message, creation_of(message.headers)) for message in messages[:MAX_LINKS]]
     return [Link(span, {MESSAGE_ID: str(message.id)}) for message, span in created if span is not None]
 
 
@@ -369,7 +369,7 @@ def tell_end(span: Span, handling: Handling) -> str | None:
         failure = text = class_name(LeaseLost)
     span.set_attribute(ERROR_TYPE, failure)
     span.set_status(Status(StatusCode.ERROR, text))
-    for message_id, error in list(errors.values())[:MOST_EXCEPTIONS]:
+    for message_id, error in list(errors.values())[:MAX_EXCEPTIONS]:
         span.record_exception(error, {MESSAGE_ID: str(message_id)})
     return failure
 

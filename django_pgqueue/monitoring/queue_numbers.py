@@ -16,7 +16,7 @@ from django_pgqueue.services.declaring import Declaration
 from django_pgqueue.services.minutes import Minute, Newest
 
 # So many messages of each queue are looked at, in each of three walks, and so many dead letters and orphans.
-MOST = 1_000
+SAMPLE_SIZE = 1_000
 # So many of the newest messages of each queue are looked at for when they were published: of many queues, and of one.
 NEWEST, NEWEST_OF_ONE = 300, 5_000
 
@@ -46,7 +46,7 @@ class Numbers:
 
     name: str
     depth: Depth | None = None
-    #: Of this queue, in whichever queue they wait; no more than ``MOST`` are counted.
+    #: Of this queue, in whichever queue they wait; no more than ``SAMPLE_SIZE`` are counted.
     dead_letters: int = 0
     orphans: Orphans = Orphans()
     minutes: Sequence[Minute] = ()
@@ -131,17 +131,17 @@ def at_least(count: int, *, more: bool) -> str:
 
 
 def is_cut(count: int) -> bool:
-    """Tell whether there may be more of what is counted up to ``MOST``."""
-    return count >= MOST
+    """Tell whether there may be more of what is counted up to ``SAMPLE_SIZE``."""
+    return count >= SAMPLE_SIZE
 
 
 def numbers_of(names: Sequence[str] | None, using: str) -> dict[str, Numbers]:
     """Return the numbers of queues by name (None: of all, also of those that only orphans remember)."""
-    depths = {depth.name: depth for depth in counting.depths(MOST, using, names)}
+    depths = {depth.name: depth for depth in counting.depths(SAMPLE_SIZE, using, names)}
     if names is None:
-        names = sorted({*depths, *counting.orphans(MOST, using)})
-    letters = counting.dead_letters(names, MOST, using)
-    orphans = counting.orphans_of(names, MOST, using)
+        names = sorted({*depths, *counting.orphans(SAMPLE_SIZE, using)})
+    letters = counting.dead_letters(names, SAMPLE_SIZE, using)
+    orphans = counting.orphans_of(names, SAMPLE_SIZE, using)
     minutes = minutes_services.minutes(names, MINUTES, using)
     newest = minutes_services.newest(names, NEWEST_OF_ONE if len(names) == 1 else NEWEST, MINUTES, using)
     events: dict[str, dict[str, int]] = {}

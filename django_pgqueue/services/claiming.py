@@ -50,7 +50,7 @@ class Claim(NamedTuple):
     waits: dict[int, float]
 
 
-class Look(NamedTuple):
+class SleepPlan(NamedTuple):
     """What a consumer sees before it sleeps."""
 
     exists: bool
@@ -325,7 +325,7 @@ SELECT EXISTS (SELECT FROM django_pgqueue_messagequeue WHERE name = %(name)s),
 """
 
 
-def look(name: str, using: str) -> Look:
+def look(name: str, using: str) -> SleepPlan:
     """Return what a consumer needs to know before it sleeps."""
     (row,) = session.run(using, NEXT_LOOK, name=name)
-    return Look(*row)
+    return SleepPlan(*row)

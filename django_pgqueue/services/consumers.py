@@ -15,7 +15,7 @@ MISSED_HEARTBEATS = 3
 
 
 # TAKE_OVER - become the owner of an exclusive queue that has none, or whose owner has not beaten for
-# %(patience)s seconds (its row may be gone too). Only for a consumer that has a row itself.
+# %(heartbeat_timeout)s seconds (its row may be gone too). Only for a consumer that has a row itself.
 # Locks: the queue's row, skipping it if somebody holds it. The owner is compared again under the
 # lock: two that see the same dead owner do not both become the new one.
 # Returns the name, or no row.
@@ -28,7 +28,7 @@ WITH stale AS MATERIALIZED (
       AND NOT EXISTS (SELECT
                       FROM django_pgqueue_queueconsumer AS owner
                       WHERE owner.id = queue.exclusive_consumer_id
-                        AND owner.last_heartbeat > statement_timestamp() - %(patience)s * interval '1 second')
+                        AND owner.last_heartbeat > statement_timestamp() - %(heartbeat_timeout)s * interval '1 second')
       AND EXISTS (SELECT FROM django_pgqueue_queueconsumer WHERE id = %(consumer)s)
 ), free AS MATERIALIZED (
     SELECT queue.name
@@ -45,13 +45,13 @@ RETURNING name
 
 def take_over(name: str, consumer: UUID, using: str) -> bool:
     """Become the owner of an exclusive queue whose owner missed three heartbeats. Returns whether it worked."""
-    taken = bool(session.run(using, TAKE_OVER, name=name, consumer=consumer, patience=living_for()))
+    taken = bool(session.run(using, TAKE_OVER, name=name, consumer=consumer, heartbeat_timeout=heartbeat_timeout()))
     if taken:
         signals.queue_taken_over.send_robust(name, using=using, consumer=consumer)
     return taken
 
 
-def living_for() -> float:
+def heartbeat_timeout() -> float:
     """Return the seconds after its last heartbeat for which a consumer counts as living."""
     return MISSED_HEARTBEATS * float(settings.HEARTBEAT_INTERVAL)
 
@@ -107,15 +107,15 @@ def forget_consumers(age: float, using: str) -> None:
     session.run(using, FORGET_CONSUMERS, age=age)
 
 
-# LIVE_CONSUMERS - how many consumer processes live. %(patience)s as in BACKLOGS.
+# LIVE_CONSUMERS - how many consumer processes live. %(heartbeat_timeout)s as in BACKLOGS.
 LIVE_CONSUMERS = """
 SELECT count(*)
 FROM django_pgqueue_queueconsumer
-WHERE last_heartbeat > statement_timestamp() - %(patience)s * interval '1 second'
+WHERE last_heartbeat > statement_timestamp() - %(heartbeat_timeout)s * interval '1 second'
 """
 
 
 def live_consumers(using: str) -> int:
     """Count the consumer processes that live."""
-    count: int = session.run(using, LIVE_CONSUMERS, patience=living_for())[0][0]
+    count: int = session.run(using, LIVE_CONSUMERS, heartbeat_timeout=heartbeat_timeout())[0][0]
     return count

@@ -118,6 +118,10 @@ def stats(names: Sequence[str] | None, using: str) -> list[QueueStats]:
     return [QueueStats(*row) for row in rows]
 
 
+#: The states of messages that have a queue, as the fields of ``Depth`` are called.
+DEPTH_STATES = ("ready", "delayed", "leased", "dead", "expired")
+
+
 class Depth(NamedTuple):
     """One queue in numbers that cost little, however many messages there are: each is "at least" where ``more``."""
 
@@ -147,7 +151,7 @@ class Depth(NamedTuple):
 # three walks (due by a time, not due yet, never delayed). Whether there are more is told.
 # Returns name, auto_deleted, whether it is paused, exclusive, its owner, dead_letter, seconds since it was last active,
 # how many living consumers name it, ready, delayed, leased, dead, expired, the oldest due age in seconds or null,
-# whether a walk was cut short. %(patience)s as in BACKLOGS.
+# whether a walk was cut short. %(heartbeat_timeout)s as in BACKLOGS.
 # Index: django_pgqueue_item_claim_idx.
 DEPTHS = """
 SELECT queue.name,
@@ -160,7 +164,7 @@ SELECT queue.name,
        (SELECT count(*)
         FROM django_pgqueue_queueconsumer AS consumer
         WHERE consumer.queues ? queue.name
-          AND consumer.last_heartbeat > statement_timestamp() - %(patience)s * interval '1 second'),
+          AND consumer.last_heartbeat > statement_timestamp() - %(heartbeat_timeout)s * interval '1 second'),
        count(*) FILTER (WHERE state = 'ready'),
        count(*) FILTER (WHERE state = 'delayed'),
        count(*) FILTER (WHERE state = 'leased'),
@@ -208,7 +212,10 @@ ORDER BY queue.name
 def depths(most: int, using: str, names: Sequence[str] | None = None) -> list[Depth]:
     """Count the messages of these queues (None: all) by state, looking at some ``most`` of each."""
     chosen = None if names is None else list(names)
-    return [Depth(*row) for row in session.run(using, DEPTHS, names=chosen, most=most, patience=consumers.living_for())]
+    return [
+        Depth(*row)
+        for row in session.run(using, DEPTHS, names=chosen, most=most, heartbeat_timeout=consumers.heartbeat_timeout())
+    ]
 
 
 # ORPHANS - how many orphans each queue has, that is there or not. Of all of them no more than %(most)s are looked at.

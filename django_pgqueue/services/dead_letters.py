@@ -151,7 +151,7 @@ def _tell_dead_lettered(name: str, ids: list[int], target: str | None, reason: s
 
 
 @dataclass(frozen=True, slots=True)
-class Letters:
+class DeadLetterFilter:
     """Which dead letters: None of a kind means all."""
 
     ids: list[int] | None = None
@@ -232,7 +232,7 @@ RETURNING id
 
 
 def redrive(
-    declaration: Declaration, letters: Letters, limit: int, after: int, before: datetime, using: str
+    declaration: Declaration, letters: DeadLetterFilter, limit: int, after: int, before: datetime, using: str
 ) -> list[int]:
     """
     Send a batch of dead letters back to the queue, which is made if it is gone.
@@ -271,24 +271,24 @@ WHERE (dead_lettered_from = %(name)s
 """
 
 
-def redrivable(name: str, letters: Letters, using: str) -> int:
+def redrivable(name: str, letters: DeadLetterFilter, using: str) -> int:
     """Count the dead letters that ``redrive`` would take now."""
     ((count,),) = session.run(using, REDRIVABLE, name=name, **letters.params)
     return int(count)
 
 
-# FATES - what became of redriven messages: the ids that are still there, and whether each has died
+# OUTCOMES - what became of redriven messages: the ids that are still there, and whether each has died
 # again since %(since)s.
-FATES = """
+OUTCOMES = """
 SELECT id, coalesce(dead_lettered_at > %(since)s, false)
 FROM django_pgqueue_messagequeueitem
 WHERE id = ANY (%(ids)s)
 """
 
 
-def fates(ids: Sequence[int], since: datetime, using: str) -> dict[int, bool]:
+def outcomes(ids: Sequence[int], since: datetime, using: str) -> dict[int, bool]:
     """Return, of these messages, those that are still there, and whether each has died again after ``since``."""
-    rows: list[Any] = session.run(using, FATES, ids=list(ids), since=since)
+    rows: list[Any] = session.run(using, OUTCOMES, ids=list(ids), since=since)
     return dict(rows)
 
 

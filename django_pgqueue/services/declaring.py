@@ -269,7 +269,7 @@ def _bind_declared(declaration: Declaration, using: str) -> None:
         topics.bind(topic, declaration.name, ttl, using)
 
 
-class Stored(NamedTuple):
+class QueueAttributes(NamedTuple):
     """A queue's attributes, as its row has them."""
 
     durable: bool
@@ -279,18 +279,18 @@ class Stored(NamedTuple):
     max_deliveries: int
 
 
-# STORED - a queue's attributes, by the key. No lock.
-STORED = """
+# QUEUE_ATTRIBUTES - a queue's attributes, by the key. No lock.
+QUEUE_ATTRIBUTES = """
 SELECT durable, auto_deleted, exclusive, dead_letter, max_deliveries
   FROM django_pgqueue_messagequeue
  WHERE name = %(name)s
 """
 
 
-def stored(name: str, using: str) -> Stored | None:
+def stored(name: str, using: str) -> QueueAttributes | None:
     """Return a queue's attributes, None if it has no row."""
-    rows = session.run(using, STORED, name=name)
-    return Stored(*rows[0]) if rows else None
+    rows = session.run(using, QUEUE_ATTRIBUTES, name=name)
+    return QueueAttributes(*rows[0]) if rows else None
 
 
 # TOUCH_QUEUES - mark these queues as in use, each under the same condition as REFRESH_QUEUE.

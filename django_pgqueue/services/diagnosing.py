@@ -31,7 +31,7 @@ def foreign_key_state(using: str) -> tuple[bool, ...] | None:
     return rows[0] if rows else None
 
 
-class Schema(NamedTuple):
+class MigratedSchema(NamedTuple):
     """What migrations made, as the database has it. None: missing."""
 
     claim_index: bool | None
@@ -61,9 +61,9 @@ SELECT (SELECT indisvalid AND indisready AND indoption::text = '0 0 0'
 """
 
 
-def schema(using: str) -> Schema:
+def schema(using: str) -> MigratedSchema:
     """Look at what migrations made, but for the foreign key."""
-    return Schema(*session.run(using, SCHEMA)[0])
+    return MigratedSchema(*session.run(using, SCHEMA)[0])
 
 
 class Server(NamedTuple):
@@ -171,7 +171,7 @@ class Backlog(NamedTuple):
 
 # BACKLOGS - the oldest due age at the head of each queue's two walks (of the queues named or, with null, of all),
 # and who is there to take it. Bounded.
-# Returns name, whether it is paused, whether a consumer that lives names it, seconds or null. %(patience)s:
+# Returns name, whether it is paused, whether a consumer that lives names it, seconds or null. %(heartbeat_timeout)s:
 # seconds since the last heartbeat of a consumer that counts.
 # Index: django_pgqueue_item_claim_idx.
 BACKLOGS = """
@@ -180,7 +180,7 @@ SELECT queue.name,
        EXISTS (SELECT
                FROM django_pgqueue_queueconsumer AS consumer
                WHERE consumer.queues ? queue.name
-                 AND consumer.last_heartbeat > statement_timestamp() - %(patience)s * interval '1 second'),
+                 AND consumer.last_heartbeat > statement_timestamp() - %(heartbeat_timeout)s * interval '1 second'),
        (SELECT extract(epoch FROM statement_timestamp() - min(head.due_at))::float8
         FROM ((SELECT read_after AS due_at, lease_expires_at, expires_at, dead_lettered_at
                FROM django_pgqueue_messagequeueitem, generate_series(1, (SELECT 1)) AS once
@@ -206,7 +206,9 @@ ORDER BY queue.name
 def backlogs(using: str, names: Sequence[str] | None = None) -> list[Backlog]:
     """Look at the head of each of these queues (None: all)."""
     chosen = None if names is None else list(names)
-    rows = session.run(using, BACKLOGS, names=chosen, patience=consumers.living_for(), limit=SAMPLE_SIZE)
+    rows = session.run(
+        using, BACKLOGS, names=chosen, heartbeat_timeout=consumers.heartbeat_timeout(), limit=SAMPLE_SIZE
+    )
     return [Backlog(*row) for row in rows]
 
 
@@ -245,7 +247,7 @@ SELECT name, letters FROM recent WHERE letters > 0 ORDER BY name
 
 
 def recent_letters(age: float, using: str) -> dict[str, int]:
-    """Count the messages of each queue that were set aside within ``age`` seconds. No more than ``LOOKED_AT`` each."""
+    """Count the messages of each queue that were set aside within ``age`` seconds. No more than ``SAMPLE_SIZE`` each."""
     return dict(session.run(using, RECENT_LETTERS, age=age, limit=SAMPLE_SIZE))
 
 

@@ -115,7 +115,7 @@ def expire(limit: int, using: str) -> tuple[int, int]:
 
 # EXHAUSTED - find lapsed messages that were delivered max_deliveries times. A claim that meets one
 # would dead-letter it; this is for queues that nobody claims from. Bounded: it looks at the head of
-# each queue's two walks. %(patience)s: seconds since the last heartbeat of a consumer that counts.
+# each queue's two walks. %(heartbeat_timeout)s: seconds since the last heartbeat of a consumer that counts.
 EXHAUSTED = """
 SELECT head.id, queue.name
 FROM django_pgqueue_messagequeue AS queue
@@ -138,14 +138,15 @@ WHERE head.lease_expires_at <= statement_timestamp()
        OR NOT EXISTS (SELECT
                       FROM django_pgqueue_queueconsumer AS consumer
                       WHERE consumer.queues ? queue.name
-                        AND consumer.last_heartbeat > statement_timestamp() - %(patience)s * interval '1 second'))
+                        AND consumer.last_heartbeat
+                            > statement_timestamp() - %(heartbeat_timeout)s * interval '1 second'))
 """
 
 
 def dead_letter_exhausted(limit: int, using: str) -> int:
     """Dead-letter lapsed messages that were delivered too often, at the head of each queue. Returns how many."""
     found: dict[str, list[int]] = {}
-    for message_id, name in session.run(using, EXHAUSTED, limit=limit, patience=consumers.living_for()):
+    for message_id, name in session.run(using, EXHAUSTED, limit=limit, heartbeat_timeout=consumers.heartbeat_timeout()):
         found.setdefault(name, []).append(message_id)
     reason = "worker lost: the lease lapsed on the last delivery"
     return sum(

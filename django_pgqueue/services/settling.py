@@ -62,14 +62,14 @@ FROM held LEFT JOIN extended USING (id)
 """
 
 
-def extend(messages: Sequence[Message], lease: float, using: str, *, patience: float = 0.0) -> Extension:
+def extend(messages: Sequence[Message], lease: float, using: str, *, timeout: float = 0.0) -> Extension:
     """
     Prolong leases to ``lease`` seconds from now.
 
-    Rows that somebody else has locked are tried again for ``patience`` seconds: a claim locks what
+    Rows that somebody else has locked are tried again for ``timeout`` seconds: a claim locks what
     it looked at, also what it then finds taken, but only for as long as it runs.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     extension = Extension(set(), {message.id for message in messages}, set())
     while True:
         waiting = [message for message in messages if message.id in extension.locked]

@@ -22,7 +22,7 @@ MAX_NOTIFICATION_BYTES = 7_999
 BODY_TTL = 300.0
 
 # The first character of a notification tells whether it carries a message or the id of its body.
-INLINE, STORED = "=", "#"
+INLINE, BY_ID = "=", "#"
 
 
 # PUBLISH_TO_TOPIC - put a message on every queue that is bound to a topic, and store what does not
@@ -108,7 +108,7 @@ def publish_to_topic(topic: str, payload: str, headers: str, ttl: float | None, 
         )
         rows = cursor.fetchall()
     copies = [(message_id, queue) for _, message_id, queue in rows if message_id is not None]
-    notification = f"{INLINE}{content}" if fits else f"{STORED}{rows[0][0]}"
+    notification = f"{INLINE}{content}" if fits else f"{BY_ID}{rows[0][0]}"
 
     # A plain function: a partial breaks robust hooks on Django 5.2.
     def tell() -> None:
@@ -153,7 +153,7 @@ def read_notification(notification: str, using: str) -> str | None:
     kind, rest = notification[:1], notification[1:]
     if kind == INLINE:
         return rest
-    if kind != STORED or not rest.isdecimal():
+    if kind != BY_ID or not rest.isdecimal():
         raise ValueError("not a notification of a topic")
     rows = session.run(using, TOPIC_BODY, id=int(rest))
     return rows[0][0] if rows else None

@@ -15,7 +15,7 @@ from django_pgqueue.task_backend.runner import Ticket, set_on
 # The id of a result: that of the message, and a key that nobody guesses.
 RESULT_ID = re.compile("([1-9][0-9]{0,18})-([A-Za-z0-9]{8})")
 KEY_LENGTH = 8
-MOST_ID = 2**63 - 1
+MAX_ID = 2**63 - 1
 
 # The error of a task that was given up because its workers died.
 LOST_PATH = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
@@ -24,7 +24,7 @@ LOST_PATH = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
 def message_id_of(result_id: object) -> int | None:
     """Return the message's id in that of a result. None: it can be none."""
     match = RESULT_ID.fullmatch(result_id) if isinstance(result_id, str) else None
-    return int(match[1]) if match and int(match[1]) <= MOST_ID else None
+    return int(match[1]) if match and int(match[1]) <= MAX_ID else None
 
 
 def ticket_of(record: TaskRecord) -> Ticket | None:

@@ -47,8 +47,8 @@ from django_pgqueue.task_backend.compat import (
 T = TypeVar("T")
 
 # Of each task the last failures are kept, and of each traceback its end: that is where the error is.
-MOST_ERRORS = 10
-MOST_TRACEBACK = 20_000
+MAX_ERRORS = 10
+MAX_TRACEBACK_CHARS = 20_000
 
 # The worker of an attempt that is not known.
 UNKNOWN_WORKER = "unknown"
@@ -112,26 +112,26 @@ class TaskRunner:
     def __init__(self, queue: Queue[Any]) -> None:
         self.queue = queue
 
-    def run(self, message: Message) -> Attempt | None:
+    def run(self, message: Message) -> TaskAttempt | None:
         """Run a task in this thread. None: the lease was lost before it began."""
         attempt = self._begin(message)
         if attempt is not None and attempt.error is None:
             attempt.call()
         return attempt
 
-    async def arun(self, message: Message) -> Attempt | None:
+    async def arun(self, message: Message) -> TaskAttempt | None:
         """See ``run()``. On the event loop."""
         attempt = await sync_to_async(self._begin)(message)
         if attempt is not None and attempt.error is None:
             await attempt.acall()
         return attempt
 
-    def _begin(self, message: Message) -> Attempt | None:
+    def _begin(self, message: Message) -> TaskAttempt | None:
         ticket = Ticket.of(message.headers)
         if ticket is None:
             raise Reject("not a task")
         run = TaskRun(message, ticket.task, ticket.backend, ticket.key, ticket.enqueued_at, ticket.run_after)
-        attempt = Attempt(self.queue, run)
+        attempt = TaskAttempt(self.queue, run)
         try:
             backend = task_backends[ticket.backend]
             attempt.keeps_result = backend.supports_get_result
@@ -148,7 +148,7 @@ class TaskRunner:
 
 
 @dataclass(eq=False)
-class Attempt:
+class TaskAttempt:
     """One attempt at a task."""
 
     queue: Queue[Any]
@@ -273,9 +273,9 @@ class Attempt:
         kind = type(self.error)
         told = {
             "exception_class_path": f"{kind.__module__}.{kind.__qualname__}",
-            "traceback": dead_letters.storable("".join(format_exception(self.error))[-MOST_TRACEBACK:]),
+            "traceback": dead_letters.storable("".join(format_exception(self.error))[-MAX_TRACEBACK_CHARS:]),
         }
-        errors = [*json.loads(self.run.errors), told][-MOST_ERRORS:]
+        errors = [*json.loads(self.run.errors), told][-MAX_ERRORS:]
         self.run.errors = json.dumps(errors)
         if self.result is not None:
             set_on(self.result, errors=[TaskError(**error) for error in errors], _return_value=None)

@@ -29,7 +29,7 @@ from django_pgqueue.validation import check_count
 Queues = Queue | str | Sequence[Queue | str] | None
 
 # So many deliveries in one drain are no test: something publishes for ever.
-MOST = 10_000
+DELIVERY_LIMIT = 10_000
 # Seconds beyond a due time, which is rounded.
 MOMENT = 0.001
 
@@ -106,7 +106,7 @@ def drain(
 
 def run(handlers: Sequence[Handler], *, limit: int | None, include_delayed: bool, raises: bool) -> Drained:
     """Drain with these handlers. See ``drain()``."""
-    most = MOST if limit is None else check_count(limit, "limit")
+    most = DELIVERY_LIMIT if limit is None else check_count(limit, "limit")
     alias, names = handlers[0].queue.using, [handler.queue.name for handler in handlers]
     with watching(handlers) as watch:
         done = watch.done

@@ -48,7 +48,7 @@ class Entry(NamedTuple):
 
 
 # With more than so many the journal is looked through at each publish.
-MOST_NOTED = 10_000
+MAX_NOTED = 10_000
 
 _journal: list[Entry] = []
 _lock = threading.Lock()
@@ -177,7 +177,7 @@ def _note(using: str, ids: Sequence[int], guess: Callable[[], Sequence[Published
         entries |= {each.id: Entry(each, using, None, file) for each in guess() if each.id not in entries}
     with _lock:
         _journal.extend(entries.values())
-        is_long = len(_journal) > MOST_NOTED
+        is_long = len(_journal) > MAX_NOTED
     if is_long:
         # Of a suite that never asks, the tests that are over need not be kept.
         _valid(using)

@@ -20,7 +20,7 @@ from django_pgqueue.testing.names import alias_of, name_of
 LOOK = 0.01
 # Seconds that handlers get at the end, and the consumer's thread after that.
 GRACE = 5.0
-PATIENCE = 10.0
+WAIT_TIMEOUT = 10.0
 
 
 class LiveConsumer:
@@ -49,13 +49,13 @@ class LiveConsumer:
     def stop(self) -> None:
         """Stop it and wait for its end. Raises what ended it before."""
         self.consumer.stop()
-        self._thread.join(GRACE + PATIENCE)
+        self._thread.join(GRACE + WAIT_TIMEOUT)
         if self._thread.is_alive():
             raise TimeoutError(f"the consumer of {self.consumer.queues} does not end")
         if self.error is not None:
             raise self.error
 
-    def wait_until(self, condition: Callable[[], object], what: str = "", *, timeout: float = PATIENCE) -> None:
+    def wait_until(self, condition: Callable[[], object], what: str = "", *, timeout: float = WAIT_TIMEOUT) -> None:
         """Return when ``condition()`` is true. Raises ``TimeoutError`` naming ``what`` after ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         while not condition():
@@ -65,7 +65,7 @@ class LiveConsumer:
                 raise TimeoutError(f"waited {timeout} s for {what or condition}; so far: {self.done}")
             time.sleep(LOOK)
 
-    def wait_until_idle(self, *, timeout: float = PATIENCE) -> None:
+    def wait_until_idle(self, *, timeout: float = WAIT_TIMEOUT) -> None:
         """Return when no message of its queues is ready or leased; delayed ones, retries say, stay."""
         items = MessageQueueItem.objects.using(self.consumer.using).filter(queue__in=self.consumer.queues)
         self.wait_until(

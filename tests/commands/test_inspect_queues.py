@@ -115,7 +115,7 @@ def test_many_messages_are_counted_only_when_that_is_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it says "at least"."""
-    monkeypatch.setattr(queue_numbers, "MOST", 5)
+    monkeypatch.setattr(queue_numbers, "SAMPLE_SIZE", 5)
     Queue("long").publish_many(range(9))
     orphaned = Queue("orphaned")
     orphaned.publish_many(range(7))

@@ -30,8 +30,8 @@ def test_extend_is_patient_with_rows_that_are_locked_for_a_moment():
 
 
 def test_extend_does_not_wait_for_ever_and_extends_the_others(monkeypatch):
-    """A row that stays locked counts as lost after LOCK_PATIENCE; the rest is extended."""
-    monkeypatch.setattr(queues, "LOCK_PATIENCE", 0.1)
+    """A row that stays locked counts as lost after LOCK_TIMEOUT; the rest is extended."""
+    monkeypatch.setattr(queues, "LOCK_TIMEOUT", 0.1)
     make_queue("q")
     queue = Queue("q")
     queue.publish_many(range(3))

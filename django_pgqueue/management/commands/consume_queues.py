@@ -24,8 +24,8 @@ from django_pgqueue.task_backend import queues
 logger = logging.getLogger("django_pgqueue")
 
 # Seconds after the grace, and after a second signal, in which the process has to end by itself.
-STUCK = 5.0
-STUCK_NOW = 2.0
+EXIT_TIMEOUT = 5.0
+EXIT_NOW_TIMEOUT = 2.0
 
 
 class Command(BaseCommand):
@@ -97,7 +97,9 @@ class Command(BaseCommand):
                 is_second = consumer.is_stopping
                 consumer.stop(now=is_second)
                 if is_process:
-                    timer = threading.Timer(STUCK_NOW if is_second else options["grace"] + STUCK, end_stuck)
+                    timer = threading.Timer(
+                        EXIT_NOW_TIMEOUT if is_second else options["grace"] + EXIT_TIMEOUT, end_stuck
+                    )
                     timer.daemon = True
                     timer.start()
                     stack.callback(timer.cancel)
@@ -127,7 +129,7 @@ class Command(BaseCommand):
         address = None if port is None else (options["health_host"], port)
         health = Health(consumer, options["health_target"])
         try:
-            stack.enter_context(health.told(file=file, address=address))
+            stack.enter_context(health.reporting(file=file, address=address))
         except (OSError, OverflowError) as error:
             raise CommandError(f"--health-file or --health-port: {error}") from error
 

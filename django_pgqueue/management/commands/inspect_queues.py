@@ -14,20 +14,19 @@ from django.utils.timezone import localtime as now
 from django_pgqueue.conf import database_alias
 from django_pgqueue.durations import duration
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal, while_read
-from django_pgqueue.monitoring.queue_numbers import MOST, Numbers, Rate, is_cut, numbers_of
+from django_pgqueue.monitoring.queue_numbers import SAMPLE_SIZE, Numbers, Rate, is_cut, numbers_of
 from django_pgqueue.monitoring.queue_numbers import at_least as count_of
 from django_pgqueue.runtime.loop import run_every
 from django_pgqueue.services import counting
-from django_pgqueue.services.counting import QueueStats
+from django_pgqueue.services.counting import DEPTH_STATES, QueueStats
 
 # What moves a terminal's cursor, and clears what it stands before.
 HOME, TO_END_OF_LINE, TO_END = "\033[H", "\033[K", "\033[J"
 CLEAR = HOME + TO_END
 
-STATES = ("ready", "delayed", "leased", "dead", "expired")
 HEADER = (
     "queue",
-    *STATES,
+    *DEPTH_STATES,
     "orphaned",
     "oldest due",
     "published",
@@ -49,7 +48,7 @@ class Command(BaseCommand):
         "Show the number of messages by state, the oldest due age, how many were published and handled a second in the"
         " last minutes, dead letters of the queue wherever they wait, consumers, until when orphans live, how often a"
         " day a queue came back after it was reaped (revived) or gone otherwise (vanished), and what the reaper may"
-        f" remove. Some {MOST:,} messages of each queue are counted: 1,000+ means at least so many."
+        f" remove. Some {SAMPLE_SIZE:,} messages of each queue are counted: 1,000+ means at least so many."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -118,7 +117,7 @@ def figures_of(numbers: Numbers, exact: QueueStats | None) -> Figures:
     return {
         "name": numbers.name,
         "exists": depth is not None,
-        **{state: getattr(counted, state, 0) for state in STATES},
+        **{state: getattr(counted, state, 0) for state in DEPTH_STATES},
         "at_least": numbers.is_more and exact is None,
         "orphaned": orphaned,
         "orphaned_at_least": exact is None and is_cut(orphaned),
@@ -158,7 +157,7 @@ def table(found: list[Figures]) -> list[str]:
 def _cells(figures: Figures) -> tuple[str, ...]:
     return (
         figures["name"],
-        *(count_of(figures[state], more=figures["at_least"]) for state in STATES),
+        *(count_of(figures[state], more=figures["at_least"]) for state in DEPTH_STATES),
         count_of(figures["orphaned"], more=figures["orphaned_at_least"]),
         _age(figures["oldest_due_age"]),
         str(Rate(figures["publish_rate"], figures["publish_rate_at_least"])),

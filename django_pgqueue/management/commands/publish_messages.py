@@ -15,7 +15,7 @@ from django_pgqueue.management.arguments import at_least, refusal
 from django_pgqueue.queues import queue_named
 
 # Lines of one publish_many call.
-BATCH = 1_000
+BATCH_SIZE = 1_000
 
 
 class Command(BaseCommand):
@@ -69,7 +69,7 @@ def batches(lines: TextIO) -> Iterator[tuple[int, list[Any]]]:
             payloads.append(json.loads(line, parse_constant=_refuse_constant))
         except (ValueError, RecursionError) as error:
             raise CommandError(f"line {number} is not JSON: {error}") from error
-        if len(payloads) == BATCH:
+        if len(payloads) == BATCH_SIZE:
             yield first, payloads
             payloads = []
     if payloads:

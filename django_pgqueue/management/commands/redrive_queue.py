@@ -11,7 +11,7 @@ from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import CanaryFailed, PGQueueError, QueueNotFound
 from django_pgqueue.management.arguments import at_least, progress_line, refusal
 from django_pgqueue.queues import queue_named
-from django_pgqueue.redrive import make_letters
+from django_pgqueue.redrive import make_filter
 from django_pgqueue.services import dead_letters, declaring
 
 
@@ -56,7 +56,7 @@ class Command(BaseCommand):
             headers[key] = value
         try:
             queue = queue_named(options["name"], using)
-            letters = make_letters(options["ids"], options["reason"], headers)
+            letters = make_filter(options["ids"], options["reason"], headers)
             count = dead_letters.redrivable(queue.name, letters, queue.using)
             if not count and not declaring.exists(queue.name, queue.using):
                 raise QueueNotFound(queue.name)
