@@ -309,10 +309,11 @@ SHARED = """
 import django
 django.setup()
 from django.test import RequestFactory
-from django_pgqueue import Queue, metrics
-metrics.install()
+from django_pgqueue import Queue
+from django_pgqueue.monitoring import prometheus
+prometheus.install()
 Queue("shared").publish(1)
-print(metrics.metrics(RequestFactory().get("/metrics")).content.decode())
+print(prometheus.metrics(RequestFactory().get("/metrics")).content.decode())
 """
 
 

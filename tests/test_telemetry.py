@@ -561,7 +561,7 @@ import django, importlib, pkgutil, sys
 django.setup()
 import django_pgqueue
 for module in pkgutil.walk_packages(django_pgqueue.__path__, "django_pgqueue."):
-    if module.name not in ("django_pgqueue.telemetry", "django_pgqueue.metrics"):
+    if module.name not in ("django_pgqueue.monitoring.opentelemetry", "django_pgqueue.monitoring.prometheus"):
         importlib.import_module(module.name)
 from django_pgqueue import Queue
 Queue("orders").publish(1)

@@ -31,7 +31,7 @@ from django_pgqueue.monitoring.gauges import COUNTS, GAUGES, Gauge
 
 SCOPE = "django_pgqueue"
 PREFIX = "pgqueue."
-_UID = "django_pgqueue.telemetry"
+_UID = "django_pgqueue.opentelemetry"
 
 SYSTEM = "messaging.system"
 DESTINATION = "messaging.destination.name"

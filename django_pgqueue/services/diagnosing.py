@@ -247,7 +247,7 @@ SELECT name, letters FROM recent WHERE letters > 0 ORDER BY name
 
 
 def recent_letters(age: float, using: str) -> dict[str, int]:
-    """Count the messages of each queue that were set aside within ``age`` seconds. No more than ``SAMPLE_SIZE`` each."""
+    """Count the messages of each queue that were set aside within ``age`` seconds, at most ``SAMPLE_SIZE``."""
     return dict(session.run(using, RECENT_LETTERS, age=age, limit=SAMPLE_SIZE))
 
 
