@@ -50,8 +50,8 @@ TARGETS = {
         ("wakeup",),
     ),
     "T8": Asked(
-        "Draining 20,000 small messages with a handler that does nothing, in one process, compared with a raw loop of the"
-        " same claim and ack SQL.",
+        "Draining 20,000 small messages with a handler that does nothing, in one process, compared with a raw loop of"
+        " the same claim and ack SQL.",
         "≥ 0.5",
         ("drain",),
     ),

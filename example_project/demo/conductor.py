@@ -138,14 +138,14 @@ class Conductor:
         deadline = time.monotonic() + STALLED
         while not child.has_ended():
             if time.monotonic() > deadline:
-                raise ChildFailed(f"the {child.role} does not end within {STALLED:.0f} seconds")
+                raise ChildFailed(f"the {child.role} did not end within {STALLED:.0f} seconds")
             time.sleep(TICK)
 
     def _tick(self, *running: Child) -> None:
         time.sleep(TICK)
         for child in running:
             if child.has_ended():
-                raise ChildFailed(f"the {child.role} has ended before it was told to")
+                raise ChildFailed(f"the {child.role} ended before it was told to")
         self._visit()
         self._read()
         is_time = len(self.ledger.handled) >= KILL_AFTER * self.run_.messages and not self.ledger.is_quiet

@@ -41,6 +41,6 @@ def _start(message: Message) -> None:
         case "reject":
             raise Reject("rejected, as its publisher asked")
         case "nack" if message.delivery_count == 1:
-            raise Nack("given back, as its publisher asked", delay=0.1)
+            raise Nack("returned, as its publisher asked", delay=0.1)
         case "fail" if message.delivery_count == 1:
             raise RuntimeError("failed, as its publisher asked")
