@@ -141,7 +141,7 @@ def verdict(results: Results, name: str) -> str:
 
 def note(results: Results, name: str) -> str:
     path = NOTES / f"{name}.md"
-    words = path.read_text().strip() if path.exists() else "Not looked into yet."
+    words = path.read_text().strip() if path.exists() else "Not investigated yet."
     return f"### {name}: {verdict(results, name)}\n\n{words}"
 
 
