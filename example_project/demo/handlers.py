@@ -1,7 +1,7 @@
 """
 What consumers do with the messages of a run.
 
-The publisher wrote into the headers what is to become of a message; without such a word it is handled.
+The publisher writes into the headers how a message is to end. Without this header, the message is handled.
 """
 
 import time
