@@ -1,11 +1,11 @@
 """
 How long do the admin's pages take, with 10,000,000 messages on 200 queues?
 
-The queues are of different sizes: one holds two million, most some tens of thousands. Some messages are leased,
-some delayed, some were dead-lettered. The pages are asked for by Django's test client in this process: the time is
-that of the view, its statements and its templates, without a network and without a browser.
+The queues have different sizes: one holds two million messages, and most hold tens of thousands. Some messages are
+leased, some are delayed, and some are dead letters. Django's test client requests the pages in this process, so the
+time covers the view, its statements and its templates, but no network and no browser.
 
-Each page is asked for once to fill caches, and then in turns, page by page.
+Each page is requested once to fill caches. After that, the pages are requested in turns.
 """
 
 from __future__ import annotations

@@ -1,27 +1,28 @@
 """
-Does a claim get slower by what waits? 1,000,000 ready; 1,000,000 delayed; beside a huge queue; in 1,000 queues.
+Do claims get slower with a backlog? 1,000,000 ready; 1,000,000 delayed; beside a huge queue; in 1,000 queues.
 
-The baseline is a queue of 10,000 ready messages, analysed. Each backlog has a database of its own on the same
-server, so that all are measured in turn. What is timed is what consumers run, on a connection that is set up
-as theirs: ``services.claim``, ``extend`` and ``ack`` of 10 messages (and of 100), and ``look``.
+The baseline is a queue of 10,000 ready messages with fresh statistics. Each backlog has its own database on the same
+server, so that all of them are measured in turns. The benchmark times the functions that consumers run, on a connection
+that is set up like theirs: ``services.claim``, ``extend`` and ``ack`` of 10 messages (and of 100), and ``look``.
 
-Statistics: "of the emptied table" are those that a queue's table has when a burst comes. Some hundred messages
-came and went, ANALYZE ran (it found pages without a row), and autovacuum, which would analyse the burst, is off
-for this table in this benchmark. "Fresh" is after VACUUM and ANALYZE of the full one. The baseline's are always
-fresh, and its table is left to itself, or vacuumed, together with the others'.
+Statistics: "of the emptied table" are the statistics of a queue's table when a burst arrives. A few hundred messages
+came and went, and then ANALYZE ran and found pages without a row. Autovacuum, which would analyse the burst, is off for
+this table in this benchmark. "Fresh" means after VACUUM and ANALYZE of the full table. The statistics of the baseline
+are always fresh. Its table is left alone, or vacuumed, together with the others.
 
-Consumers: "long-running" made and cached its plans while the table was empty (after an ANALYZE the server makes
-them anew). "Just started" is a new session every five claims: nothing is prepared, each statement is planned.
+Consumers: a "long-running" consumer made and cached its plans while the table was empty (after an ANALYZE, the server
+makes them again). "Just started" is a new session for every five claims: nothing is prepared, and each statement is
+planned.
 
-Identity values begin at a million, so that those of the warm-up and of the backlog are of the same type to
-psycopg, and the prepared statement is the same.
+Identity values start at a million, so that psycopg uses the same type for the ids of the warm-up and of the backlog,
+and therefore the same prepared statement.
 
-Each claim looks at all of the queue: none begins behind a low-water mark, as a busy consumer's do.
+Each claim looks at the whole queue. None starts behind a low-water mark, as the claims of a busy consumer do.
 
-The last rows are for information, not judged: what stands at the head of a queue of 10,000 and is passed by each
-claim. A million leased messages are what 10,000 consumers with a prefetch of 100 hold. Expired ones stand there
-until ``reap_queues`` comes. Dead index entries, of deleted rows, stand there until a scan that may meets them
-and marks them (the highest figure is that one) or, while somebody holds a snapshot from before, for as long.
+The last rows are for information and are not judged. They show what each claim has to pass at the head of a queue of
+10,000. A million leased messages are what 10,000 consumers with a prefetch of 100 hold. Expired messages stay there
+until ``reap_queues`` runs. Dead index entries of deleted rows stay there until a scan that is allowed to mark them
+finds them (the highest figure is that scan) or, while another session holds an older snapshot, until it ends.
 """
 
 from __future__ import annotations

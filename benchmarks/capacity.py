@@ -1,15 +1,15 @@
 """
-What does a message cost the server, and so: what does a server of a given size carry?
+What does a message cost the server, and therefore: what can a server of a given size carry?
 
-Each way of publishing and of handling runs alone, and what the server used for it is divided by the
-messages: processor time of all its processes, write-ahead log, flushes of the log, transactions and
-MultiXacts. Handling ends with a VACUUM, because the dead rows are part of the price. The client's
-processor time is not counted; it grows with the number of its machines and not with the server.
+Each way of publishing and of handling runs alone. The resources that the server used are divided by the number of
+messages: the processor time of all its processes, write-ahead log, flushes of the log, transactions and MultiXacts.
+Handling ends with a VACUUM, because removing the dead rows is part of the cost. The client's processor time is not
+counted, because clients scale with the number of their machines and not with the server.
 
-Sessions that publish prepare their statement after a while (unless they come through a pooler), and these do.
+Sessions that publish prepare their statement after a few publishes (unless they use a pooler), and so do these.
 
-There is no baseline: ``docs/capacity.md`` computes from these figures (``sizing.py``), with the
-assumptions that it states.
+There is no baseline. ``sizing.py`` calculates ``docs/capacity.md`` from these figures, with the assumptions stated
+there.
 """
 
 from __future__ import annotations

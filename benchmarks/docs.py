@@ -94,8 +94,8 @@ def page(names: Sequence[str], results: Results, charts: Mapping[str, Sequence[C
         (NOTES / "method.md").read_text().strip(),
         "## Targets",
         unpadded([glance(results, name) for name in TARGETS]),
-        "Measured: the median (lowest-highest) of that figure which is closest to its bound, or furthest beyond"
-        " it. All of them are in the sections below.",
+        "The column *measured* shows the median (lowest-highest) of the figure that is closest to its bound or, if the"
+        " target is missed, furthest beyond it. The sections below show all figures.",
         *(["## Notes on targets"] if missed else []),
         *(note(results, name) for name in missed),
         *(part for name in names for part in section(name, results.get(name), charts.get(name, ()))),
@@ -109,7 +109,7 @@ def glance(results: Results, name: str) -> dict[str, str]:
     closest = max(figures_of(results, name), key=strain, default=None)
     return {
         "": f"**{name}**",
-        "what is asked": asked.question,
+        "question": asked.question,
         "target": asked.target,
         "measured": measured(closest) if closest else NOT_YET,
         "verdict": verdict(results, name),
@@ -141,7 +141,7 @@ def verdict(results: Results, name: str) -> str:
 
 def note(results: Results, name: str) -> str:
     path = NOTES / f"{name}.md"
-    words = path.read_text().strip() if path.exists() else "Not looked into yet."
+    words = path.read_text().strip() if path.exists() else "Not investigated yet."
     return f"### {name}: {verdict(results, name)}\n\n{words}"
 
 

@@ -1,17 +1,17 @@
 """
 What does a consumer add to its two statements? 20,000 small messages and a handler that does nothing.
 
-Ours is ``Consumer``, what ``manage.py consume_queues --drain`` runs, in a process of its own, by Django's default
-settings. The baseline is a loop of raw psycopg in a process of its own: claim 100, decode them, call the same
-function for each, ack them, by the same statements, prepared. It extends no leases, settles no failure,
-survives no lost connection, and a message that kills it takes all 100 along again and again.
+Our queue is measured with ``Consumer``, which ``manage.py consume_queues --drain`` runs, in its own process and with
+Django's default settings. The baseline is a loop of raw psycopg in its own process: it claims 100 messages, decodes
+them, calls the same function for each, and acks them, with the same statements, prepared. It extends no leases, handles
+no failures, and does not survive a lost connection. A message that kills it takes all 100 with it, again and again.
 
-The rows of ours are its promises and what they cost: the ack after the handler, in batches (at least once,
-the default); before it, one statement a message (at most once); in a transaction around it (exactly-once effects
-in this database). Slow rows take fewer messages.
+Our rows show the promises of the consumer and their cost: the ack after the handler, in batches (at least once, the
+default); the ack before the handler, one statement for each message (at most once); and the ack in a transaction around
+the handler (exactly-once effects in this database). Slow rows use fewer messages.
 
-The time is that from the first to the last call of the handler, over all processes of a row; what it takes to
-start them does not count. Messages are counted on both sides: as many calls as messages, and none left.
+The time runs from the first to the last call of the handler, over all processes of a row; the start of the processes is
+not included. Messages are counted on both sides: there must be as many calls as messages, and no message may be left.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def by_backlog(result: Result) -> Chart:
     panels = [
         Bars(f"statistics {statistics}: claim p99 ms", list(found.values())) for statistics, found in bars.items()
     ]
-    heading = f"Claims of {first['of']} by a {first['consumer']} consumer, whatever waits"
+    heading = f"Claims of {first['of']} by a {first['consumer']} consumer, with different backlogs"
     return Chart(result["benchmark"], heading, alt(heading, panels), panels, columns=1)
 
 

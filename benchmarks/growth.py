@@ -1,21 +1,22 @@
 """
 Does it stay as fast as in its first minute? Ten minutes at 60 % of capacity, autovacuum on, twice.
 
-Messages come and go, and each leaves dead rows and dead index entries behind. In the second run another
-session holds a snapshot (REPEATABLE READ, one SELECT, then nothing) for five of the ten minutes: vacuum
-can remove nothing that died since, and the head of the queue is all dead entries.
+Messages come and go, and each leaves dead rows and dead index entries behind. In the second run, another session holds
+a snapshot (REPEATABLE READ, one SELECT, then nothing) for five of the ten minutes. Vacuum can then remove nothing that
+died since, and the head of the queue consists of dead entries.
 
-Two publishing processes offer a fixed rate, evenly spaced (each 10 ms one ``publish``, the rest of what is
-due with ``publish_many``), and fall behind rather than offer less. Two processes of ``manage.py
-consume_queues`` handle it, with a handler that does nothing; how long ``services.claim`` takes is measured
-inside them, from the call to the decoded messages. Capacity is measured before with the same processes:
-what the consumers handle while the publishers keep a few thousand messages waiting.
+Two publishing processes offer a fixed rate, evenly spaced: every 10 ms, one ``publish``, and the remaining messages
+with ``publish_many``. If they cannot keep up, they fall behind and do not offer less. Two processes of ``manage.py
+consume_queues`` handle the messages with a handler that does nothing. They measure the time of ``services.claim``
+themselves, from the call to the decoded messages. The capacity is measured beforehand with the same processes: it is
+the rate that the consumers handle while the publishers keep a few thousand messages waiting.
 
-The baseline is the first minute of the same run. There is one round: minutes are what is compared.
+The baseline is the first minute of the same run. There is only one round, because minutes are compared.
 
     python -m benchmarks.growth --seconds 60 --hold 40 --rate 4000
 
-runs the second kind alone, for so long (the snapshot held in the middle of it), and prints each window.
+This command runs only the second kind, for the given time (with the snapshot held in the middle), and prints each
+window.
 """
 
 from __future__ import annotations

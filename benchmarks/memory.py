@@ -1,18 +1,16 @@
 """
-Does a consumer's memory stay what it was after five minutes? An hour of an idle one and of a busy one.
+Does a consumer's memory stay what it was after five minutes? An hour of an idle and of a busy consumer.
 
-Two processes of ``manage.py consume_queues`` run side by side, an hour long. One has nothing to do but to
-beat and to poll. The other gets 200 messages a second of 10 bytes to 10 kB, now and then one of 500 kB; of a
-hundred, five fail once and are tried again, one is given back with a delay, one is rejected and one fails
-until it is a dead letter.
+Two processes of ``manage.py consume_queues`` run side by side for an hour. The idle one only sends heartbeats and
+polls. The busy one gets 200 messages a second of 10 bytes to 10 kB, and occasionally one of 500 kB. Of every hundred
+messages, five fail once and are retried, one is returned with a delay, one is rejected, and one fails until it becomes
+a dead letter.
 
-The baseline is minute 5 of the same process. What is compared are medians of minutes: of the memory that is
-resident (RSS), and beside it of what is the process's own (USS) and of Python's allocated blocks. It takes an
-hour and a few per cent of a core, so that it can run beside other work. A shorter one,
+The baseline is minute 5 of the same process. The benchmark compares medians of minutes: of the resident memory (RSS),
+and also of the process's unique memory (USS) and of Python's allocated blocks. It takes an hour and a few per cent of a
+core, so it can run beside other work. A shorter run has shorter minutes, each a sixtieth of it:
 
     python -m benchmarks.memory --seconds 600
-
-has shorter minutes: each is a sixtieth.
 """
 
 from __future__ import annotations

@@ -1,29 +1,29 @@
 """
-Does the space for MultiXact members stay flat under 32 publishers to one queue? And what keeps it so?
+Does the space for MultiXact members stay flat under 32 publishers to one queue? And what keeps it flat?
 
-Each publish locks its queue's row as the foreign key's check does, and shares the lock with all whose
-transactions are open: PostgreSQL notes them in a MultiXact, a new one for each publish, with about five
-bytes for each member. The space is freed when the oldest MultiXact that any table of any database may still
-hold moves on, ``template0`` and the catalogs included, and vacuum moves it table by table.
+Each publish locks its queue's row, as the check of the foreign key does, and shares the lock with all publishers whose
+transactions are open. PostgreSQL records them in a MultiXact, a new one for each publish, with about five bytes for
+each member. The space is freed when the oldest MultiXact that any table of any database may still contain moves on,
+including ``template0`` and the catalogs. Vacuum moves it on, table by table.
 
-Part one counts members at 1 to 32 publishers. Part two publishes from 32 sessions, each transaction held
-open 5 ms (pgbench runs the statement of ``Queue.publish``), and watches the files of members:
+Part one counts members with 1 to 32 publishers. Part two publishes from 32 sessions, with each transaction held open
+for 5 ms (pgbench runs the statement of ``Queue.publish``), and watches the files of members:
 
 * no vacuum of the queue table: the baseline.
 * the migration's settings: the queue table is vacuumed once it is ``autovacuum_multixact_freeze_max_age``
-  behind, by a setting of that table.
-* these, and VACUUM of the project's database by cron.
-* these, and VACUUM of all databases by cron, ``template0`` opened for it. It needs no restart.
-* these, and the server's ``autovacuum_multixact_freeze_max_age`` lowered, which counts for all tables.
-* the same beside a transaction of somebody else's that has locked a row, of another table, and stays open:
-  what was made since then is kept for it. (One that only reads holds nothing back here.)
+  behind, through a setting of that table.
+* these settings, and VACUUM of the project's database by cron.
+* these settings, and VACUUM of all databases by cron, with ``template0`` opened for it. This needs no restart.
+* these settings, and a lower ``autovacuum_multixact_freeze_max_age`` of the server, which applies to all tables.
+* the same while another session's transaction has locked a row of another table and stays open: members that were
+  created since then are kept for it. (A transaction that only reads holds nothing back here.)
 
-An hour is made short by a scale of 400, which the ages and cron's interval share: 20 million MultiXacts for
-the server are 50,000, the table's 10 million 25,000, an hour 9 seconds. Autovacuum looks each second. It is the
-server's own autovacuum, with its own brakes.
+An hour is shortened by a factor of 400, which also applies to the ages and to cron's interval: 20 million MultiXacts of
+the server become 50,000, 10 million of the table become 25,000, and an hour becomes 9 seconds. Autovacuum checks every
+second. It is the server's own autovacuum, with its usual cost limits.
 
-Each way begins with no members. The ways that are not flat show what was made; the server's emergency begins
-at 2^31 members (10 GB), when it vacuums all tables whatever the settings.
+Each variant starts without members. For the variants that are not flat, the figures show how many members were created.
+The server's emergency starts at 2^31 members (10 GB): it then vacuums all tables, regardless of the settings.
 """
 
 from __future__ import annotations

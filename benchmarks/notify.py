@@ -1,16 +1,18 @@
 """
 What do wake-ups cost the publishers? 32 of them, and consumers that listen and are idle.
 
-Ours is ``Queue.publish`` in autocommit, by 32 threads in four processes: each process sends a NOTIFY after a
-commit, in a statement of its own, at most once per ``NOTIFY_INTERVAL`` and queue. The baseline is the same with an
-interval that never ends: no wake-ups, and consumers that have to poll. The third way sends one after each publish.
+Our queue is measured with ``Queue.publish`` in autocommit, by 32 threads in four processes. Each process sends a NOTIFY
+after a commit, in a separate statement, at most once per ``NOTIFY_INTERVAL`` and queue. The baseline is the same with
+an interval that never ends: there are no wake-ups, so consumers would have to poll. The third variant sends a NOTIFY
+after each publish.
 
-What a NOTIFY does to the server is seen better without Python: the second part is the insert alone, run by
-pgbench, with none, with one behind each commit, and with one inside the publishing transaction, where
-the commits of the whole database stand in line for it.
+The cost of a NOTIFY on the server is easier to see without Python. The second part runs only the insert, by pgbench:
+without a NOTIFY, with one after each commit, and with one inside the publishing transaction, where the commits of the
+whole database wait in line for it.
 
-The consumers are sessions that LISTEN and read what arrives: they do not claim, so that all ways publish into
-the same quiet. All ways but the first two wake for each message; ours may be late by one interval.
+The consumers are sessions that LISTEN and read the notifications. They do not claim, so all variants publish under the
+same conditions. All variants except the first two wake consumers for each message; our wake-up may be late by one
+interval.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """
 Does one publisher wait for another? 32 publishers to one queue: the old way, ours, and the limit.
 
-The old way makes sure of the queue in every publish, by an upsert of the queue's row; that row then
-stays locked until the commit, and all publishers stand in line. Ours is a plain insert, whose
-foreign-key check takes a lock that publishers share. The limit is the same insert into a table
-without the foreign key.
+With the old way, every publish makes sure that the queue exists, by an upsert of the queue's row. That row then stays
+locked until the commit, and all publishers wait in line. Our publish is a plain insert, whose foreign-key check takes a
+lock that publishers share. The limit is the same insert into a table without the foreign key.
 
-The statements are run by pgbench, because 32 publishers in Python measure Python. The last row of
-each part is ``Queue.publish`` itself, by 32 threads in four processes, on the same cores.
+pgbench runs the statements, because a benchmark of 32 publishers in Python would measure Python. The last row of each
+part is ``Queue.publish`` itself, by 32 threads in four processes, on the same cores.
 
-A commit that costs 1 ms, as on a cloud disk, is made by ``commit_delay``: whoever flushes the log
-waits so long before it does, alone or not (``commit_siblings`` is 0).
+``commit_delay`` simulates commits that cost 1 ms, as on a cloud disk: the session that flushes the log waits that long
+before each flush, even if no other session commits (``commit_siblings`` is 0).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """
 What does ``Queue.publish_many`` add to a bulk insert? 1,000 payloads a call, one process, committed each call.
 
-The baseline is COPY by raw psycopg, of the same dicts into the same table, the fastest way in that PostgreSQL
-has. It gives no ids; ``publish_many`` returns them, in the order of the payloads. Both make JSON of the dicts
-each time. The other ways of raw psycopg are there to compare with: the statement of ``publish_many``,
-rows from an array of texts, and ``executemany`` (one INSERT a row, sent in a pipeline), all prepared.
+The baseline is COPY by raw psycopg, of the same dicts into the same table. It is the fastest way to insert rows into
+PostgreSQL. It returns no ids; ``publish_many`` returns them, in the order of the payloads. Both convert the dicts to
+JSON each time. The other variants of raw psycopg are for comparison: the statement of ``publish_many``, rows from an
+array of texts, and ``executemany`` (one INSERT for each row, sent in a pipeline), all prepared.
 
-COPY, like all of them, checks the foreign key; only ``publish_many`` makes sure beforehand that there is a
-queue, refreshes it, and wakes consumers. Other queues' bulk publishing is compared in ``benchmarks/peers``.
+All variants check the foreign key, COPY included. Only ``publish_many`` makes sure beforehand that the queue exists,
+refreshes it, and wakes consumers. ``benchmarks/peers`` compares the bulk publishing of other queues.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """
 What does ``Queue.publish`` add to its one statement? One process, one message at a time.
 
-The baseline is the same INSERT by raw psycopg, prepared, of the same dict. In autocommit, and in a
-transaction: ``atomic()`` beside raw BEGIN, INSERT and COMMIT.
+The baseline is the same INSERT of the same dict by raw psycopg, prepared. Both are measured in autocommit and in a
+transaction: ``atomic()``, compared with a raw BEGIN, INSERT and COMMIT.
 
-Django's settings are its defaults: its own cursor prepares nothing then, and planning the statement anew
-each time costs about as much as running it. The row of Django's cursor is the same statement by hand. In a
-transaction one more row is the baseline's cursor inside ``atomic()``: what that costs by itself.
+Django's settings are the defaults. With these, Django's own cursor prepares nothing, and planning the statement again
+each time costs about as much as running it. The row for Django's cursor is the same statement, run by hand. In a
+transaction, one more row uses the baseline's cursor inside ``atomic()``, to show the cost of ``atomic()`` itself.
 
-The round trips are counted in libpq's trace of the protocol: the server ends its answer to each
-with ReadyForQuery.
+The round trips are counted in libpq's trace of the protocol: the server ends each answer with ReadyForQuery.
 """
 
 from __future__ import annotations

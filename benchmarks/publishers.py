@@ -1,16 +1,16 @@
 """
 What does each way of publishing cost, from 1 to 64 publishers to one queue? The curve.
 
-``publish`` judges 32 publishers, by five rounds; this one draws the line through three, and looks at what
-the publishers leave on the server: versions of the queue's row, WAL, MultiXacts. The ways, and what
-each of them guarantees, are described in ``benchmarks/publishing.py``. Those that were tried and rejected
-are measured at a few numbers of publishers.
+``publish`` judges 32 publishers, in five rounds. This benchmark draws the whole curve, in three rounds, and checks what
+the publishers leave on the server: versions of the queue's row, WAL and MultiXacts. ``benchmarks/publishing.py``
+describes the ways to publish and what each of them guarantees. Ways that were tried and rejected are measured with only
+a few numbers of publishers.
 
-A publisher that waits for another waits for a row, or for the transaction that has locked it. What else
-there is of lock waits is for the table's next page, in all ways: many sessions append to one table.
+A publisher that waits for another waits for a row, or for the transaction that locked it. All other lock waits are for
+the next page of the table, with every way of publishing, because many sessions append to one table.
 
-The statements are run by pgbench, prepared, client and server on the same cores. What the server writes
-includes a whole page for each that is changed for the first time, as after any checkpoint.
+pgbench runs the statements, prepared, with client and server on the same cores. The WAL includes a full page for each
+page that changes for the first time, as after any checkpoint.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """
 Do publishers feel the reaper? While it deletes 10,000 idle queues, and while it expires 1,000,000 messages.
 
-``manage.py reap_queues`` runs as fast as it can, beside 1,000,000 messages of another queue that stay. It is
-let run for some seconds, then held for as long before its next transaction, and so on: what publishers see in
-both is compared, turn by turn. Four threads of another process call ``Queue.publish`` at a fixed rate, to an
-auto-deleted queue in use, which the reaper looks at as well.
+``manage.py reap_queues`` runs as fast as it can, while another queue keeps 1,000,000 messages. It runs for some
+seconds, is then stopped for as long before its next transaction, and so on. The benchmark compares the publishers of
+both states, turn by turn. Four threads of another process call ``Queue.publish`` at a fixed rate, to an auto-deleted
+queue in use, which the reaper checks too.
 
-One more publisher runs after the reaper, and publishes to queues that are just about to go: each such publish
-keeps its queue, or comes after the deletion and makes it again; none may be lost. It counts for the waits alone.
+One more publisher follows the reaper and publishes to queues that are just about to be deleted. Each of these publishes
+either keeps its queue, or comes after the deletion and creates the queue again; no message may be lost. Only the waits
+of this publisher are counted.
 
-The server logs each wait for a row's or a transaction's lock that takes a millisecond or more (``log_lock_waits``):
-that is what publishers waited for the reaper. The reaper's own times are taken around ``services.reap_queue`` and
-``services.expire``, each of which is a transaction; that one transaction deletes one queue is told by the
-tombstones, each of which has another transaction's number.
+The server logs each wait of a millisecond or more for a lock on a row or a transaction (``log_lock_waits``): these are
+the times that publishers waited for the reaper. The reaper's own times are measured around ``services.reap_queue`` and
+``services.expire``, each of which is one transaction. The tombstones show that a transaction deletes only one queue,
+because each has a different transaction id.
 """
 
 from __future__ import annotations

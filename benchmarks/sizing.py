@@ -177,14 +177,14 @@ def takes(message: Use) -> Iterator[dict[str, Any]]:
     for rate in RATES:
         yield {
             "messages/s": rate,
-            "cores, of those measured": round(rate * message.cpu, 2),
+            "cores (as measured)": round(rate * message.cpu, 2),
             "log MB/s": round(rate * message.log_bytes / 1e6, 2),
             "log GB a day": rate * message.log_bytes * DAY / 1e9,
             "days until tables are frozen: transactions": FREEZE_XIDS / (rate * message.transactions * DAY),
-            "days until frozen: MultiXacts": min(
+            "days until tables are frozen: MultiXacts": min(
                 FREEZE_MULTIXACTS / (rate * message.multixacts * DAY), FREEZE_MEMBERS / (rate * message.members * DAY)
             ),
-            "GB that wait after an hour without consumers": rate * message.stored * 3600 / 1e9,
+            "GB waiting after an hour without consumers": rate * message.stored * 3600 / 1e9,
         }
 
 

@@ -1,16 +1,17 @@
 """
 What does it cost to keep a queue marked as in use? 64 publishing processes whose caches go stale all the time.
 
-A process believes for ``DECLARE_TTL`` that a queue is there and fresh. Then it looks, and the first to see the
-row stale marks it. Here ``DECLARE_TTL`` is two seconds (by default it is 15): in that time each process looks
-once, and the whole fleet writes once. The baseline never looks again, its ``DECLARE_TTL`` is an hour.
-The third way is what the bound for the fleet is for: each process whose cache is stale writes.
+For ``DECLARE_TTL`` a process assumes that a queue exists and is marked as in use. Then it checks, and the first process
+that finds the mark stale renews it. Here ``DECLARE_TTL`` is two seconds (the default is 15): in that time, each process
+checks once, and only one of all the processes writes. The baseline never checks again, because its ``DECLARE_TTL`` is
+an hour. The third variant shows why there is a limit for all processes together: each process with a stale cache
+writes.
 
-All of them call ``Queue.publish`` in autocommit as often as the machine can, each of 64 real processes on its
-own connection. So what a look costs in processor time counts in full: on a few cores those processes publish
-some dozens of messages a second each, and one look among them is some per cent of their work.
+Each of 64 real processes calls ``Queue.publish`` in autocommit on its own connection, as often as the machine allows.
+The processor time of a check therefore counts in full: on a few cores these processes publish a few dozen messages a
+second each, so one check is a few per cent of their work.
 
-The writes are counted by the server, as updates of the queues' table.
+The server counts the writes as updates of the queues' table.
 """
 
 from __future__ import annotations

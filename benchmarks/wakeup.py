@@ -1,12 +1,12 @@
 """
 How soon does a handler start on an idle queue? From the return of ``publish`` to the handler's start.
 
-Ours is ``manage.py consume_queues`` with a handler that notes the time. The baseline is a loop of
-raw psycopg in a process of its own: LISTEN, wait, claim and ack with our statements. Both get their
-messages from the same publisher, in turn, with pauses long enough to fall asleep in.
+Our queue is measured with ``manage.py consume_queues`` and a handler that records the time. The baseline is a loop of
+raw psycopg in its own process: it listens, waits, claims and acks with our statements. Both get their messages from the
+same publisher, in turns, with pauses that are long enough for them to fall asleep.
 
-The clock is CLOCK_MONOTONIC, which all processes of a machine share. A handler that starts before
-``publish`` has returned counts as it is measured: below zero.
+The clock is CLOCK_MONOTONIC, which all processes of a machine share. If a handler starts before ``publish`` has
+returned, the figure is below zero and counts like any other.
 """
 
 from __future__ import annotations

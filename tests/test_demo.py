@@ -115,7 +115,7 @@ def test_a_run_that_proves_nothing_fails(demo: Demo):
     """Too short for anything to happen: exit status 1, the reason, and where the notes are."""
     status, out, err = demo.run("--messages", "1", "--seconds", "0.1")
     assert status == 1
-    assert "The ledger does not hold." in out
+    assert "The ledger does not balance." in out
     assert "not exercised: no publisher healed a queue" in err
     kept = re.search(r"The notes are in (\S+)", err)
     assert kept is not None
@@ -161,7 +161,7 @@ def test_what_a_killed_run_leaves_is_taken_away(demo: Demo):
 
 @pytest.mark.parametrize(
     ("text", "clue"),
-    [(None, "cannot be read"), ("", "holds no payload"), ('{"a": 1}\n\n{"a": \n', "line 3, is not JSON")],
+    [(None, "cannot be read"), ("", "contains no payload"), ('{"a": 1}\n\n{"a": \n', "line 3, is not JSON")],
 )
 def test_bad_input_is_refused_before_anything_starts(demo: Demo, tmp_path: Path, text: str | None, clue: str):
     """A file that is missing, empty or not JSON lines: one line of error, exit status 1."""

@@ -96,7 +96,7 @@ def test_a_message_that_nobody_handled_is_lost():
     verdict = close(without("handled", id=3))
     assert verdict.figures["lost"] == 1
     assert "1 messages are lost" in verdict.problems
-    assert "The ledger does not hold." in text(verdict)
+    assert "The ledger does not balance." in text(verdict)
 
 
 def test_an_expired_message_that_the_reaper_does_not_know_is_lost():
@@ -133,7 +133,7 @@ def test_handled_and_killed_before_the_ack_may_expire_to_a_dead_letter_queue():
     """Such a message was handled and is there all the same. Without the kill it is a fault."""
     dead = frozenset({3, 5})
     assert close(good_run(), killed="consumer-2", dead=dead).problems == []
-    assert close(good_run(), dead=dead).problems == ["messages are there that were handled"]
+    assert close(good_run(), dead=dead).problems == ["handled messages are still there"]
 
 
 def test_a_delivery_under_the_lease_of_another_is_a_problem():
@@ -148,7 +148,7 @@ def test_a_delivery_under_the_lease_of_another_is_a_problem():
     ("notes", "remains", "problem"),
     [
         (delivered(6), {}, "messages of a rolled-back transaction were delivered: 1 (6)"),
-        (delivered(7), {}, "messages were delivered that nobody published: 1 (7)"),
+        (delivered(7), {}, "messages that nobody published were delivered: 1 (7)"),
         (delivered(3), {}, "one delivery was handled twice: 1 ((3, 1))"),
         (
             [],
@@ -160,7 +160,7 @@ def test_a_delivery_under_the_lease_of_another_is_a_problem():
             {"marks": ((1, "published"),)},
             "a publish and the write beside it did not commit together: 1 (2)",
         ),
-        ([], {"missing_queues": 1}, "2 queues went, 2 came back, 1 are missing"),
+        ([], {"missing_queues": 1}, "queues removed: 2, created again: 2, missing: 1"),
         (
             [note("consumer-2", "made", queue="demo.standing")],
             {},
@@ -169,7 +169,7 @@ def test_a_delivery_under_the_lease_of_another_is_a_problem():
         (
             [note("reaper-3", "expired", queue=AUTO_DELETED, count=1)],
             {},
-            "the reaper expired 2 messages, at most 1 were due to",
+            "the reaper expired 2 messages, only 1 had reached their TTL",
         ),
     ],
 )

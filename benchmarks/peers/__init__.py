@@ -1,47 +1,49 @@
 """
 How does it compare with other queues? Publishing, draining, waking up, a held snapshot, a killed worker.
 
-The other queues run beside ours on the same server, in turn, each in a database of its own and with the
-versions that ``benchmarks/peers/requirements/`` pins. Each is a program of its own in
-``benchmarks/peers/`` (``run_NAME``), which uses the peer as its documentation shows and speaks a small protocol
-(``wire.py``). ``catalog.py`` has the settings and what each peer guarantees; the table's notes repeat it.
-``--only celery`` measures those with that in their names beside ours, also those that the quick form leaves out.
+The other queues run on the same server as ours, in turns, each in its own database and with the versions that
+``benchmarks/peers/requirements/`` pins. Each is a separate program in ``benchmarks/peers/`` (``run_NAME``) that uses
+the queue as its documentation shows, and speaks a small protocol (``wire.py``). ``catalog.py`` contains the settings
+and the guarantees of each; the notes below the table repeat them. ``--only celery`` measures only queues with that word
+in their names, and ours, including those that the quick form leaves out.
 
-The same rules hold for all:
+The same rules apply to all queues:
 
-* Every handler does nothing, but has the payload as an object. Peers that hand out bytes decode them.
-* Publishing one by one: each publish commits before the next. In bulk: the peer's own way for many, 1,000 a
-  call; where it has none, 1,000 in a transaction.
-* Before a drain the queue is filled to 20,000 and the database vacuumed and analysed. Messages a second are
-  counted by the workers from when the last of them has its first message, so starting up does not
-  count; a slow drain is stopped after some seconds. Four workers of a fast peer get 60,000, or it would be
-  over before they all run.
-* Wake-up: from when a publish has returned to when the handler starts in an idle worker, at random times.
-* Beside a held snapshot: another session of the same database keeps a REPEATABLE READ transaction open that
-  has done ``SELECT 1``. The drain is divided into three parts of equal time.
-* A killed worker: twenty messages are published to a worker whose handler never returns, a second worker
-  takes what the first does not hold, and the first gets SIGKILL. The time until all that it held runs
-  again, by the peer's own mechanism, set to about 30 seconds where it can be set; 90 seconds at most.
-* A row for the ordinary settings and one for the best that the peer's documentation has, where they differ;
-  what does not depend on them stands in the first row, and the drain beside a snapshot in the last.
+* Every handler does nothing, but receives the payload as an object. For queues that return bytes, the handler decodes
+  them.
+* Publishing one by one: each publish commits before the next one starts. In bulk: the queue's own method for many
+  messages, with 1,000 in each call; queues without one publish 1,000 messages in a transaction.
+* Before a drain, the queue is filled with 20,000 messages, and the database is vacuumed and analysed. The workers count
+  messages a second from the moment when the last of them has its first message, so the start does not count. A slow
+  drain is stopped after some seconds. Four workers of a fast queue get 60,000 messages; otherwise the drain would be
+  over before all of them run.
+* Wake-up: from the return of a publish to the start of the handler in an idle worker, at random times.
+* Beside a held snapshot: another session of the same database keeps a REPEATABLE READ transaction open in which it ran
+  ``SELECT 1``. The drain is divided into three parts of equal time.
+* A killed worker: twenty messages are published to a worker whose handler never returns. A second worker takes the
+  messages that the first does not hold. Then the first gets SIGKILL. The time runs until all messages that it held run
+  again, through the queue's own mechanism, set to about 30 seconds if possible, for at most 90 seconds.
+* There is one row for the usual settings, and one for the best settings in the queue's documentation if they differ.
+  Figures that do not depend on the settings are in the first row, and the drain beside a snapshot is in the last.
 
-How each is set up:
+This is the setup of each queue:
 
-* **raw psycopg**: our kind of table; INSERT, COPY, and a loop of LISTEN, claim and delete on one connection.
-* **django_pgqueue**: the defaults, ``consume_queues`` on one queue, handlers for one message and for batches of
-  100, acknowledged late (the default) and in the handler's transaction. Published one by one also with
-  Django's options for prepared statements, which it does not use by default.
-* **pgqueuer**: on asyncpg, under uvloop as its command line is; logged tables, with the settings for autovacuum
-  that ``pgq autovac`` makes; batch_size 10 (the default) and 100; a coroutine as entrypoint.
-* **procrastinate**: published by its synchronous connector; a coroutine as task; concurrency 1 and done jobs kept
-  (the defaults), concurrency 10 and done jobs deleted.
-* **django-tasks-db**: on Django 5.2; ``db_worker`` as it is, but without its random delay at the start and its lines
-  for each task. Nothing of it makes a drain faster; for wake-ups its interval is 1 s (the default) and 0.1 s.
-* **pgmq**: its SQL and its client for Python; a bare loop around read and delete, on a connection in autocommit.
-* **Celery**: on Redis without persistence, acknowledged early (the default), and on Redis with fsync on every
-  write, acknowledged late; in bulk by one pipeline of a producer.
-* **pg-boss**, **graphile-worker**: under Node.js, with tasks that are async functions; batches and notifications,
-  and the local queue, as named in the rows.
+* **raw psycopg**: a table like ours; INSERT, COPY, and a loop of LISTEN, claim and delete on one connection.
+* **django_pgqueue**: the defaults, with ``consume_queues`` on one queue, and handlers for one message and for batches
+  of 100, acked late (the default) and in the handler's transaction. One-by-one publishing is also measured with
+  Django's options for prepared statements, which Django does not use by default.
+* **pgqueuer**: on asyncpg, under uvloop as with its command line; logged tables, with the autovacuum settings of
+  ``pgq autovac``; batch_size 10 (the default) and 100; the entrypoint is a coroutine.
+* **procrastinate**: publishing through its synchronous connector; the task is a coroutine; concurrency 1 with finished
+  jobs kept (the defaults), and concurrency 10 with finished jobs deleted.
+* **django-tasks-db**: on Django 5.2; ``db_worker`` unchanged, but without its random delay at the start and its log
+  lines for each task. None of its settings makes a drain faster; for wake-ups its interval is 1 s (the default) and
+  0.1 s.
+* **pgmq**: its SQL and its Python client; a plain loop of read and delete, on a connection in autocommit.
+* **Celery**: on Redis without persistence, acked early (the default), and on Redis with fsync on every write, acked
+  late; in bulk with one pipeline of a producer.
+* **pg-boss**, **graphile-worker**: on Node.js, with tasks that are async functions; the rows name the settings for
+  batches, notifications and the local queue.
 """
 
 from __future__ import annotations

@@ -62,10 +62,10 @@ RAW = Peer(
     targets={},
     quick=True,
     guarantees=(
-        "Durable, at least once, part of the publisher's transaction. No handlers that may fail, no retries, no"
-        " extension of leases, nothing set aside: a limit, not a queue."
+        "Durable, at least once, part of the publisher's transaction. It has no handlers that may fail, no retries,"
+        " no lease extension and no dead letters: it shows the limit and is not a queue."
     ),
-    recovery="A lease on the row, 30 s. The claim takes it when it has lapsed.",
+    recovery="A lease of 30 s on the row. The next claim takes the row when the lease has expired.",
 )
 
 OURS = Peer(
@@ -83,9 +83,9 @@ OURS = Peer(
     targets={},
     quick=True,
     guarantees=(
-        "Durable, at least once; with ack atomic, exactly once for what the handler writes in this database. Publishing"
-        " is part of the caller's transaction. What a dead worker held comes again when its lease ends, alone; after"
-        " max_deliveries it is set aside."
+        "Durable, at least once; with ack atomic, exactly once for everything that the handler writes to this"
+        " database. Publishing is part of the caller's transaction. Messages that a dead worker held are delivered"
+        " again, one at a time, when their leases end; after max_deliveries they become dead letters."
     ),
     recovery="A lease on each message, extended while its consumer lives: lease=30 (default 60).",
 )
@@ -99,13 +99,14 @@ PGQUEUER = Peer(
     targets={"one": 1, "many": 1, "drain": 1.5},
     quick=True,
     guarantees=(
-        "Durable, at least once, part of the caller's transaction where it shares the connection. Outcomes are"
-        " written in batches: what a dead worker had done and not yet written runs again. By default a job that raises"
-        " is deleted, with its traceback in the log table. Each insert notifies in its transaction."
+        "Durable, at least once, part of the caller's transaction if it shares the connection. Outcomes are written"
+        " in batches: jobs that a dead worker had finished but not yet written run again. By default, a job that"
+        " raises is deleted, and its traceback is kept in the log table. Each insert sends a NOTIFY in its"
+        " transaction."
     ),
     recovery=(
-        "A heartbeat for each job; one that is heartbeat_timeout old (30 s, the default) is picked again at a dequeue,"
-        " of which an idle worker makes one every dequeue_timeout: 5 s (default 30)."
+        "A heartbeat for each job. A job whose heartbeat is older than heartbeat_timeout (30 s, the default) is"
+        " picked again at the next dequeue. An idle worker dequeues once every dequeue_timeout: 5 s (default 30)."
     ),
 )
 
@@ -118,13 +119,14 @@ PROCRASTINATE = Peer(
     targets={"one": 1, "many": 1, "drain": 20},
     quick=True,
     guarantees=(
-        "Durable; part of the caller's transaction only by its Django connector or a connection that is handed in."
-        " A job of a dead worker stays in doing until the project's own periodic task asks for stalled jobs and retries"
-        " them: with it at least once, without it at most once. Each insert notifies in its transaction."
+        "Durable; part of the caller's transaction only with its Django connector or with a connection that the"
+        " caller passes. A job of a dead worker stays in the state doing until a periodic task of the project asks for"
+        " stalled jobs and retries them: at least once with this task, at most once without it. Each insert sends a"
+        " NOTIFY in its transaction."
     ),
     recovery=(
-        "The periodic task of its documentation, here every 10 s: get_stalled_jobs() (30 s without the worker's"
-        " heartbeat, the default) and retry_job()."
+        "The periodic task of its documentation, here every 10 s: get_stalled_jobs() (30 s without a heartbeat of the"
+        " worker, the default) and retry_job()."
     ),
 )
 
@@ -138,8 +140,8 @@ DJANGO_TASKS_DB = Peer(
     targets={"one": 1, "many": 1, "drain": 20},
     quick=True,
     guarantees=(
-        "Durable, part of the caller's transaction. At most once: a task whose worker died stays RUNNING, and nothing"
-        " runs it again; nor is one retried that raises. Polls."
+        "Durable, part of the caller's transaction. At most once: a task whose worker died stays RUNNING and never"
+        " runs again, and a task that raises is not retried. It polls."
     ),
     recovery="None.",
 )
@@ -158,10 +160,11 @@ PGMQ = Peer(
     polls={"polling every 100 ms": 0.1, "polling every 10 ms": 0.01},
     quick=True,
     guarantees=(
-        "Durable, at least once, part of the caller's transaction where it hands its connection in. A bare loop around"
-        " read and delete, not a worker: no handlers that may fail, no limit of deliveries, nothing extends what runs"
-        " for longer than its visibility timeout. NOTIFY is a trigger on each insert that updates one row of the queue,"
-        " so that publishers wait for each other: here it is on for its wake-ups alone."
+        "Durable, at least once, part of the caller's transaction if the caller passes its connection. The benchmark"
+        " runs a plain loop of read and delete, not a worker: it has no handlers that may fail and no limit of"
+        " deliveries, and nothing extends the visibility timeout of a message that takes longer. NOTIFY is a trigger"
+        " on each insert that updates one row of the queue, so publishers wait for each other: here it is used only to"
+        " measure wake-ups."
     ),
     recovery="A visibility timeout for each read: vt=30, the client's default.",
 )
@@ -180,14 +183,14 @@ CELERY_IN_MEMORY = Peer(
     on_postgresql=False,
     targets={"one": 1, "many": 1, "drain": 1.5},
     guarantees=(
-        "Not durable: Redis keeps nothing on disk. At most once for what runs, since a task is acknowledged before it"
-        " starts (the default). Not part of the database's transaction: published after its commit a message may be"
-        " missing, before it, it may be of something that never was. Its worker is a parent with one child (prefork),"
-        " or one process (solo)."
+        "Not durable: Redis keeps nothing on disk. At most once for running tasks, because a task is acked before it"
+        " starts (the default). Publishing is not part of the database's transaction: after the commit, a message may"
+        " be missing; before the commit, it may refer to data that is never committed. The worker is a parent with one"
+        " child (prefork), or one process (solo)."
     ),
     recovery=(
-        "None for the task that ran. What was fetched and had not started comes back after the visibility timeout: an"
-        " hour by default, as here."
+        "None for the task that was running. Messages that were fetched but not started come back after the"
+        " visibility timeout: an hour by default, as here."
     ),
 )
 
@@ -206,13 +209,14 @@ CELERY_ON_DISK = Peer(
     on_postgresql=False,
     targets={"one": 1, "many": 1, "drain": 1.5},
     guarantees=(
-        "Durable (appendfsync always), at least once (acks late). Not part of the database's transaction: published"
-        " after its commit a message may be missing, before it, it may be of something that never was. A task that runs"
-        " for longer than the visibility timeout is started a second time beside itself."
+        "Durable (appendfsync always), at least once (acks late). Publishing is not part of the database's"
+        " transaction: after the commit, a message may be missing; before the commit, it may refer to data that is"
+        " never committed. A task that runs longer than the visibility timeout is started a second time while it still"
+        " runs."
     ),
     recovery=(
-        "The visibility timeout, counted from when the worker fetched: 30 s, looked for every second (by default an"
-        " hour, looked for every 100 s)."
+        "The visibility timeout, which starts when the worker fetches: 30 s, checked every second (by default an"
+        " hour, checked every 100 s)."
     ),
 )
 
@@ -234,12 +238,12 @@ PG_BOSS = Peer(
     polls={"polling every 0.5 s": 0.5},
     recovery_settings={"poll": "0.5", "supervise": "5"},
     guarantees=(
-        "Durable, at least once, up to three runs by default; part of the caller's transaction where it hands one in."
-        " A batch is completed or failed as a whole. By default a worker takes one job every 2 s (0.5 s at the least):"
-        " only batches that come back full are followed at once. Node.js."
+        "Durable, at least once, up to three runs by default; part of the caller's transaction if the caller passes"
+        " it. A batch is completed or failed as a whole. By default, a worker takes one job every 2 s (0.5 s at"
+        " least): it fetches again at once only after a full batch. Node.js."
     ),
     recovery=(
-        "The queue's heartbeat, 30 s (by default there is none, and a job expires after 15 minutes), looked for every"
+        "The queue's heartbeat of 30 s (by default there is none, and a job expires after 15 minutes), checked every"
         " 5 s (superviseIntervalSeconds and monitorIntervalSeconds, by default 60)."
     ),
 )
@@ -254,11 +258,11 @@ GRAPHILE_WORKER = Peer(
         "concurrency 24, local queue 500, batched": {"jobs": "24", "local": "500", "batched": "0"},
     },
     guarantees=(
-        "Durable, at least once, up to 25 runs; published in SQL it is part of the caller's transaction. With the local"
-        " queue a worker locks 500 jobs at a time, and those of a dead worker stay locked for four hours. Each insert"
-        " notifies in its transaction. Node.js."
+        "Durable, at least once, up to 25 runs; part of the caller's transaction if it publishes with SQL. With the"
+        " local queue, a worker locks 500 jobs at a time, and the jobs of a dead worker stay locked for four hours."
+        " Each insert sends a NOTIFY in its transaction. Node.js."
     ),
-    recovery="Locks of jobs end after four hours, which cannot be set; or by hand, forceUnlockWorkers().",
+    recovery="Locks of jobs end after four hours, which cannot be changed, or by hand with forceUnlockWorkers().",
 )
 
 PEERS = [

@@ -18,7 +18,7 @@ from example_project.demo.run import REAP_INTERVAL, Run, new_id
 TICK = 0.1
 # Seconds without any progress after which the run is over, whatever is left.
 STALLED = 90.0
-# A consumer is killed once so many of the messages were handled, while it holds some.
+# The share of handled messages after which a consumer is killed while it holds messages.
 KILL_AFTER = 0.3
 
 
@@ -99,7 +99,7 @@ class Conductor:
         self._finish()
         self._read()
         remains = tables.remains(self.auto_deleted)
-        # For whoever looks into a run that failed: the tables will be gone.
+        # For the analysis of a failed run, because the tables are dropped.
         (Path(self.run_.folder) / "remains.txt").write_text(f"killed: {self.ledger.killed}\n{remains}\n")
         return self.ledger.close(remains, time.time())
 
@@ -138,14 +138,14 @@ class Conductor:
         deadline = time.monotonic() + STALLED
         while not child.has_ended():
             if time.monotonic() > deadline:
-                raise ChildFailed(f"the {child.role} does not end within {STALLED:.0f} seconds")
+                raise ChildFailed(f"the {child.role} did not end within {STALLED:.0f} seconds")
             time.sleep(TICK)
 
     def _tick(self, *running: Child) -> None:
         time.sleep(TICK)
         for child in running:
             if child.has_ended():
-                raise ChildFailed(f"the {child.role} has ended before it was told to")
+                raise ChildFailed(f"the {child.role} ended before it was told to")
         self._visit()
         self._read()
         is_time = len(self.ledger.handled) >= KILL_AFTER * self.run_.messages and not self.ledger.is_quiet

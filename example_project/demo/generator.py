@@ -30,7 +30,7 @@ def check(path: str) -> int:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
     if not count:
-        raise InputError(f"{path} holds no payload")
+        raise InputError(f"{path} contains no payload")
     return count
 
 

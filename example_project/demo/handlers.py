@@ -1,7 +1,7 @@
 """
 What consumers do with the messages of a run.
 
-The publisher wrote into the headers what is to become of a message; without such a word it is handled.
+The publisher writes into the headers how a message is to end. Without this header, the message is handled.
 """
 
 import time
@@ -41,6 +41,6 @@ def _start(message: Message) -> None:
         case "reject":
             raise Reject("rejected, as its publisher asked")
         case "nack" if message.delivery_count == 1:
-            raise Nack("given back, as its publisher asked", delay=0.1)
+            raise Nack("returned, as its publisher asked", delay=0.1)
         case "fail" if message.delivery_count == 1:
             raise RuntimeError("failed, as its publisher asked")

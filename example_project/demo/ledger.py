@@ -168,7 +168,7 @@ class Ledger:
             *self._not_exercised(),
         ]
         if self.reaped_messages > most:
-            problems.append(f"the reaper expired {self.reaped_messages} messages, at most {most} were due to")
+            problems.append(f"the reaper expired {self.reaped_messages} messages, only {most} had reached their TTL")
         return Verdict(figures, problems)
 
     def _time_was_up(self, message_id: int, now: float) -> bool:
@@ -204,9 +204,9 @@ class Ledger:
         checks = {
             f"{figures['lost']} messages are lost": figures["lost"],
             f"{figures['orphaned']} messages are orphaned": figures["orphaned"],
-            f"{figures['waiting']} messages still wait": figures["waiting"],
-            "the ends of the messages do not add up": figures["published"] - sum(figures[end] for end in ends),
-            "messages are there that were handled": len(still_there & handled),
+            f"{figures['waiting']} messages are still waiting": figures["waiting"],
+            "the outcomes of the messages do not add up": figures["published"] - sum(figures[end] for end in ends),
+            "handled messages are still there": len(still_there & handled),
         }
         return [text for text, count in checks.items() if count]
 
@@ -218,7 +218,7 @@ class Ledger:
         removed = self.queues_deleted + self.queues_reaped
         checks = {
             "messages of a rolled-back transaction were delivered": unpublished & self.rolled_back,
-            "messages were delivered that nobody published": unpublished - self.rolled_back,
+            "messages that nobody published were delivered": unpublished - self.rolled_back,
             "messages were delivered again under a live lease": [
                 one for one in self.started if self._came_too_early(one)
             ],
@@ -228,7 +228,7 @@ class Ledger:
             "a publish and the write beside it did not commit together": marked ^ self.marked,
             "standing queues vanished": self.standing_made,
             # A consumer that is killed may have made a queue and not noted it.
-            f"{removed} queues went, {self.healed} came back, {remains.missing_queues} are missing": (
+            f"queues removed: {removed}, created again: {self.healed}, missing: {remains.missing_queues}": (
                 abs(removed - self.healed - remains.missing_queues) > len(self.killed)
             ),
         }

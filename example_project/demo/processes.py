@@ -69,7 +69,7 @@ def stop(children: Iterable[Child]) -> None:
         try:
             child.process.wait(max(deadline - time.monotonic(), 0))
         except subprocess.TimeoutExpired as error:
-            raise ChildFailed(f"the {child.role} does not end within {GRACE:.0f} seconds") from error
+            raise ChildFailed(f"the {child.role} did not end within {GRACE:.0f} seconds") from error
         # One that has only just been started dies of the signal, for want of a handler.
         if child.process.returncode != -signal.SIGTERM:
             child.has_ended()

@@ -7,29 +7,41 @@ from example_project.demo.ledger import Ledger, Verdict
 
 LINES = (
     ("published", "published", ""),
-    ("handled", "  handled", "their handler ended well"),
-    ("expired", "  expired", "their TTL had passed; the reaper counts the same"),
+    ("handled", "  handled", "their handler succeeded"),
+    ("expired", "  expired", "their TTL had passed; the reaper reports the same number"),
     ("dead", "  dead", "rejected; they are in dead-letter queues"),
     ("orphaned", "  orphaned", "without a queue at the end"),
-    ("waiting", "  waiting", "on a queue at the end"),
+    ("waiting", "  waiting", "still on a queue at the end"),
     ("lost", "  lost", "unaccounted for"),
-    ("rolled_back", "rolled back", "published in transactions that rolled back; none was delivered"),
-    ("redelivered", "redelivered", "delivered more than once: given back, failed, or their consumer was killed"),
-    ("handled_twice", "handled twice", "of these, handled and killed before the ack, or the lease lost"),
-    ("queues_deleted", "queues deleted", "by hand, behind everyone's back"),
-    ("orphans_made", "  orphans made", "messages cut loose by that"),
-    ("adopted", "  orphans adopted", "and brought back; the others were in hand, or expired"),
+    ("rolled_back", "rolled back", "published in transactions that were rolled back; none was delivered"),
+    ("redelivered", "redelivered", "delivered more than once: returned, failed, or their consumer was killed"),
+    ("handled_twice", "handled twice", "among these: the consumer was killed before the ack, or it lost the lease"),
+    ("queues_deleted", "queues deleted", "by hand, while they were in use"),
+    ("orphans_made", "  orphans made", "messages that lost their queue in this way"),
+    (
+        "adopted",
+        "  orphans adopted",
+        "messages that returned to their queue; the others were being handled, or expired",
+    ),
     ("queues_reaped", "queues reaped", "idle for a second and empty"),
-    ("healed", "healed", "queues made again by whoever needed them"),
-    ("healed_by_publishers", "  by publishers", "inside a publish"),
+    ("healed", "healed", "queues that were created again when they were needed"),
+    ("healed_by_publishers", "  by publishers", "during a publish"),
     ("consumers_killed", "consumers killed", "by SIGKILL, while they held messages"),
     ("leases_lost", "leases lost", "messages whose consumer was too slow for its lease"),
     ("seconds", "seconds", "from the first publish to the last handled message"),
-    ("throughput", "messages/s", "handled, publishing and reaping beside it on the same machine"),
-    ("wakeup_p50_ms", "wake-up p50 ms", "from the call of publish() to the handler's start, all queues at rest"),
-    ("wakeup_p99_ms", "wake-up p99 ms", "  by one probe at a time, after the load"),
-    ("busy_wakeup_p50_ms", "  busy p50 ms", "the same under load: its queue is empty,"),
-    ("busy_wakeup_p99_ms", "  busy p99 ms", "  but its consumers handle all the others too, and one is killed"),
+    ("throughput", "messages/s", "handled, with publishing and reaping on the same machine"),
+    (
+        "wakeup_p50_ms",
+        "wake-up p50 ms",
+        "from the call of publish() to the start of the handler, with all queues at rest",
+    ),
+    ("wakeup_p99_ms", "wake-up p99 ms", "  measured with one probe at a time, after the load"),
+    ("busy_wakeup_p50_ms", "  busy p50 ms", "the same under load: the queue of the probe is empty,"),
+    (
+        "busy_wakeup_p99_ms",
+        "  busy p99 ms",
+        "  but its consumers also handle all other messages, and one of them is killed",
+    ),
 )
 
 
@@ -37,7 +49,7 @@ def text(verdict: Verdict) -> str:
     """Return the ledger as text."""
     figures = verdict.figures
     lines = [f"{label:20}{shown(figures[key]):>10}  {remark}".rstrip() for key, label, remark in LINES]
-    end = "The ledger balances." if not verdict.problems else "The ledger does not hold."
+    end = "The ledger balances." if not verdict.problems else "The ledger does not balance."
     return "\n".join([*lines, "", end])
 
 

@@ -24,7 +24,7 @@ SETTINGS = {
 }
 REAP_INTERVAL = 0.25
 
-# Publishing lasts at least so long, however few messages there are: queues need time to fall idle.
+# Publishing lasts at least this many seconds, even with few messages: queues need time to fall idle.
 SHORTEST = 12.0
 MOST_PROBES = 100
 

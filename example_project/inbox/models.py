@@ -7,7 +7,7 @@ class Delivery(models.Model):
     """The audit row of a webhook, written in the transaction that publishes it."""
 
     source = models.TextField()
-    size = models.PositiveIntegerField(help_text="Bytes of the request's body.")
+    size = models.PositiveIntegerField(help_text="The size of the request body, in bytes.")
     received_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -27,7 +27,7 @@ def receive(request: HttpRequest, source: str) -> JsonResponse:
             delivery = Delivery.objects.create(source=source, size=len(request.body))
             webhooks.publish(payload, headers={"delivery": delivery.pk})
     except (ValueError, RecursionError) as error:  # not JSON, or (PayloadError) not storable
-        return JsonResponse({"error": f"the body cannot be taken as JSON: {error}"}, status=400)
+        return JsonResponse({"error": f"the body cannot be accepted as JSON: {error}"}, status=400)
     return JsonResponse({"delivery": delivery.pk}, status=202)
 
 
@@ -44,6 +44,6 @@ def show_digest(request: HttpRequest, result_id: str) -> JsonResponse:
     try:
         result = digest.get_result(result_id)
     except TaskResultDoesNotExist:
-        return JsonResponse({"error": "there is no such digest"}, status=404)
+        return JsonResponse({"error": "digest not found"}, status=404)
     is_done = result.status == TaskResultStatus.SUCCESSFUL
     return JsonResponse({"status": result.status, "counts": result.return_value if is_done else None})

@@ -14,7 +14,7 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("source", models.TextField()),
-                ("size", models.PositiveIntegerField(help_text="Bytes of the request's body.")),
+                ("size", models.PositiveIntegerField(help_text="The size of the request body, in bytes.")),
                 ("received_at", models.DateTimeField(auto_now_add=True)),
             ],
             options={

@@ -18,16 +18,17 @@ from example_project.demo.processes import ChildFailed
 
 class Command(BaseCommand):
     help = (
-        "Publish, consume and reap at once, in many processes, while queues are deleted behind their back; then"
-        " account for every message. Exit status 1 when one is lost, or when the run did not exercise what it is for."
+        "Publish, consume and reap at the same time, in many processes, while queues that are in use are deleted. Then"
+        " account for every message. The exit status is 1 if a message is lost, or if the run did not exercise"
+        " everything that it is meant to test."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--messages", type=at_least(1), default=20_000, help="how many to publish (default: 20000)")
         parser.add_argument("--publishers", type=at_least(1), default=4, help="publisher processes (default: 4)")
         parser.add_argument("--consumers", type=at_least(1), default=2, help="consumer processes (default: 2)")
-        parser.add_argument("--seconds", type=at_least(0.1), help="stop publishing after so many seconds")
-        parser.add_argument("--input", metavar="FILE", help="JSON lines to publish, from the start again at the end")
+        parser.add_argument("--seconds", type=at_least(0.1), help="stop publishing after this many seconds")
+        parser.add_argument("--input", metavar="FILE", help="JSON lines to publish, repeated if there are too few")
         parser.add_argument("--format", choices=("text", "json"), default="text")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -6,10 +6,12 @@ from django.core.management.base import BaseCommand
 
 
 class Command(BaseCommand):
-    help = "Serve the example project over ASGI, which its live page needs. Until SIGTERM or Ctrl-C."
+    help = "Serve the example project over ASGI, which its live page requires, until SIGTERM or Ctrl-C."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--port", type=int, default=8000, help="of this machine (default: 8000; 0: a free one)")
+        parser.add_argument(
+            "--port", type=int, default=8000, help="the port to listen on (default: 8000; 0: any free port)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         # Streams never end by themselves: without a limit it would wait for them.
