@@ -28,7 +28,7 @@ class Change:
     added: str = ""
 
     def touches(self, mutant: Mutant) -> bool:
-        return not self.paths.isdisjoint((mutant.path, *mutant.test_files)) or mutant.change in self.added
+        return not self.paths.isdisjoint((mutant.path, *mutant.test_files)) or f'"{mutant.change}",' in self.added
 
 
 @dataclass(frozen=True)
