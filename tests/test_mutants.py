@@ -11,6 +11,7 @@ from tests.mutants.choice import PARTS, Change, find_change, named, part_of, tou
 from tests.mutants.lists import all_mutants, faults
 from tests.mutants.mutant import Mutant
 from tests.mutants.place import changed
+from tests.mutants.servers import needs_server
 from tests.mutants.verdict import Outcome, run_tests
 
 TODAY = datetime.date(2026, 12, 1)
@@ -183,6 +184,38 @@ def test_words_choose_by_promise_or_change() -> None:
     mutants = [mutant("red"), mutant("blue")]
     assert named(mutants, ["red", "green"]) == mutants[:1]
     assert named(mutants, ["promise"]) == named(mutants, []) == mutants
+
+
+# --- The place ------------------------------------------------------------------------------------
+
+
+def test_a_test_that_stops_the_server_gets_its_own(tmp_path: Path) -> None:
+    """It says so itself, by a fixture of its file, or by a mark; the others share one."""
+    write(
+        tmp_path,
+        "test_a.py",
+        "import pytest\nfrom tests import cluster\n"
+        "@pytest.fixture\ndef stopped(pg): ...\n"
+        "@pytest.fixture\ndef twice(stopped): ...\n"
+        "@pytest.fixture\ndef switch():\n    if cluster.cluster is None: ...\n"
+        "def test_itself(server): ...\n"
+        "def test_fixture(twice): ...\n"
+        "def test_condition(switch): ...\n"
+        "@pytest.mark.usefixtures('server')\ndef test_mark(): ...\n"
+        "class TestA:\n    async def test_method(self, server): ...\n"
+        "def test_not(monkeypatch): ...\n",
+    )
+    names = ("itself", "fixture", "condition", "mark[1]", "not")
+    assert [needs_server(tmp_path, f"test_a.py::test_{name}") for name in names] == [True, True, True, True, False]
+    assert needs_server(tmp_path, "test_a.py::TestA::test_method")
+    assert needs_server(tmp_path, "test_a.py")
+    write(tmp_path, "test_b.py", "def test_not(monkeypatch): ...\n")
+    assert not needs_server(tmp_path, "test_b.py")
+
+
+def test_a_mutant_may_be_outside_the_package() -> None:
+    """In the example project, say: a change is known by the path that git has."""
+    assert mutant(file="../example_project/live/views.py").path == "example_project/live/views.py"
 
 
 # --- The verdict ----------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ turns nothing red is not tested.
 
 * `mutant.py`: what a mutant is; `lists.py`: all of them, and whether each still applies.
 * `choice.py`: which of them a run tries.
-* `place.py`: a copy of the tree and a PostgreSQL server, where mutants are tried one after the other.
+* `place.py`: a copy of the tree and a PostgreSQL server, where mutants are tried one after the other;
+  `servers.py`: which tests need another one.
 * `verdict.py`: what a run of pytest says about a mutant.
 * Each other module is a list of mutants.
 """

@@ -1,6 +1,7 @@
 """What a mutant is."""
 
 from dataclasses import dataclass
+from posixpath import normpath
 
 
 @dataclass(frozen=True)
@@ -8,7 +9,7 @@ class Mutant:
     """
     One change that breaks a promise.
 
-    `old` must stand exactly once in `file`, a path inside the package, and `new` replaces it. `tests` are
+    `old` must stand exactly once in `file`, a path from the package's folder, and `new` replaces it. `tests` are
     pytest's names of the tests that must notice.
     """
 
@@ -25,7 +26,7 @@ class Mutant:
     @property
     def path(self) -> str:
         """The path of the file that is changed, from the root of the tree."""
-        return f"django_pgqueue/{self.file}"
+        return normpath(f"django_pgqueue/{self.file}")
 
     @property
     def test_files(self) -> tuple[str, ...]:

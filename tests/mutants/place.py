@@ -22,6 +22,7 @@ from psycopg import sql
 from django_pgqueue.devdb import DevCluster, throwaway
 from tests.mutants.lists import ROOT
 from tests.mutants.mutant import Mutant
+from tests.mutants.servers import needs_server
 from tests.mutants.verdict import PASSED, TIMEOUT, Outcome, clean, run_tests
 
 # What a copy needs: the package, the example project, the tests, the pages that they read, the settings of the tools.
@@ -42,22 +43,25 @@ class Place:
     def try_mutant(self, mutant: Mutant) -> Outcome:
         """Run its tests with the change, and take the change back."""
         with changed(self.tree / mutant.path, mutant.old, mutant.new, next(self.numbers)):
-            if mutant.file.startswith(MAKERS):
-                outcome = run_tests(self.tree, mutant.tests, {})
-            else:
-                outcome = self.run_on_template(mutant.tests)
+            outcome = self.run_first(mutant.tests, TIMEOUT, own=mutant.file.startswith(MAKERS))
             if outcome.status == PASSED:
-                # A race is not lost every time. And some tests are skipped where the server is not theirs to stop.
+                # A race is not lost every time. Nor is a test that was skipped for want of a server taken for silent.
                 outcome = run_tests(self.tree, mutant.tests, {})
         return outcome
 
     def try_unbroken(self, tests: tuple[str, ...]) -> Outcome:
         """Run tests without any change: they must pass, here or on a server of their own."""
         timeout = TIMEOUT * len(tests)
-        outcome = self.run_on_template(tests, timeout)
+        outcome = self.run_first(tests, timeout)
         return outcome if outcome.all_passed else run_tests(self.tree, tests, {}, timeout=timeout)
 
-    def run_on_template(self, tests: tuple[str, ...], timeout: float = TIMEOUT) -> Outcome:
+    def run_first(self, tests: tuple[str, ...], timeout: float, *, own: bool = False) -> Outcome:
+        """Run tests where they can run: on a copy of the template if that will do."""
+        if own or any(needs_server(self.tree, test) for test in tests):
+            return run_tests(self.tree, tests, {}, timeout=timeout)
+        return self.run_on_template(tests, timeout)
+
+    def run_on_template(self, tests: tuple[str, ...], timeout: float) -> Outcome:
         """Run tests on a new copy of the template."""
         # Under a name of its own, so that nothing left of an earlier run finds it.
         name = f"test_{next(self.numbers)}"
