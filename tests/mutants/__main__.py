@@ -13,7 +13,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
 import tests.mutants
@@ -91,7 +91,7 @@ def tell(choice: Choice, mutants: Sequence[Mutant]) -> None:
     sys.stdout.flush()
 
 
-# A function that does something in whatever place is free, for each thing, and gives the results in order.
+# A function that does something in whatever place is free, for each thing, and gives each result when it is there.
 Share = Callable[[Callable[[Place, T], Outcome], Sequence[T]], Iterator[tuple[T, Outcome]]]
 
 
@@ -109,7 +109,8 @@ def crew(size: int) -> Iterator[Share]:  # type: ignore[type-arg]
                 finally:
                     free.put(place)
 
-            return pool.map(somewhere, things)
+            for done in as_completed([pool.submit(somewhere, thing) for thing in things]):
+                yield done.result()
 
         try:
             for place in pool.map(lambda _: stack.enter_context(open_place()), range(size)):
