@@ -6,6 +6,8 @@ either way: `PGQUEUE_TEST_POOL=1` (psycopg's pool) and `PGQUEUE_TEST_SERVER_SIDE
 
 Three more are for the processes that a test starts: `PGQUEUE_TEST_OPTIONS` adds to OPTIONS, as a JSON
 object, `PGQUEUE_TEST_DIRECT_URL` makes a second alias, "direct", and `PGQUEUE_TEST_TASKS` is Django's `TASKS`.
+
+`PGQUEUE_TEST_DATABASE` names the test database, for a run with `--reuse-db` on one that was made before.
 """
 
 import json
@@ -26,6 +28,8 @@ from example_project.settings import DATABASES, INSTALLED_APPS, env  # noqa: E40
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.testapp"]
 
+if "PGQUEUE_TEST_DATABASE" in os.environ:
+    DATABASES["default"]["TEST"] = {"NAME": os.environ["PGQUEUE_TEST_DATABASE"]}
 OPTIONS = DATABASES["default"].setdefault("OPTIONS", {})
 # A test that would wait for a lock for ever fails instead.
 OPTIONS["options"] = "-c lock_timeout=20s"

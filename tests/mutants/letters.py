@@ -1,10 +1,10 @@
 """
 The mutants of dead letters, owners, pauses, batches, events, durability and memory.
 
-As in ``mutants_list.py``.
+As in ``promises.py``.
 """
 
-from tests.mutants_list import Mutant
+from tests.mutants.mutant import Mutant
 
 ONE_CONSUMER = "an exclusive queue has one consumer at a time"
 PAUSE = "a paused queue gives nothing"

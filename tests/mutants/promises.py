@@ -4,20 +4,7 @@ The mutants: for each promise of README's table, changes that break it and the t
 ``old`` must stand exactly once in ``file``, a path inside the package.
 """
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One change that breaks a promise."""
-
-    promise: str
-    change: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
+from tests.mutants.mutant import Mutant
 
 NEVER_WAIT = "publishers never wait for each other"
 OWN_TRANSACTION = "a publish is part of the caller's transaction"

@@ -1,10 +1,10 @@
 """
 The mutants of the helpers for people's own tests.
 
-As in ``mutants_list.py``.
+As in ``promises.py``.
 """
 
-from tests.mutants_list import Mutant
+from tests.mutants.mutant import Mutant
 
 PUBLISHED = "what was published is known, and nothing else is"
 DRAINED = "a drain is what a worker does, and leaves the test as it was"

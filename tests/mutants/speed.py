@@ -1,10 +1,10 @@
 """
 The mutants of what makes it fast: marks, prepared statements, many payloads at once, times.
 
-As in ``mutants_list.py``.
+As in ``promises.py``.
 """
 
-from tests.mutants_list import Mutant
+from tests.mutants.mutant import Mutant
 
 NOT_HIDDEN = "what a low-water mark leaves out for a moment is delivered soon"
 PREPARED = "publishing is prepared on a project's connection, and nobody notices"

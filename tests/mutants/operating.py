@@ -1,10 +1,10 @@
 """
 The mutants of what stands on publishing and claiming: topics, owners, causes, pauses.
 
-As in ``mutants_list.py``.
+As in ``promises.py``.
 """
 
-from tests.mutants_list import Mutant
+from tests.mutants.mutant import Mutant
 
 EVERYBODY = "every subscriber gets every message"
 ALL_OR_NONE = "a topic's publish is all or none"

@@ -1,11 +1,11 @@
 """
 The mutants of topics: bindings, live subscribers, the listener that they share.
 
-As in ``mutants_list.py``.
+As in ``promises.py``.
 """
 
-from tests.mutants_list import Mutant
-from tests.mutants_operating import ALL_OR_NONE, EVERYBODY
+from tests.mutants.mutant import Mutant
+from tests.mutants.operating import ALL_OR_NONE, EVERYBODY
 
 NOBODY_WAITS = "publishers to a topic, unbinding and the reaper get out of each other's way"
 HARMLESS = "a slow, dead or deaf subscriber harms nobody, and is told what it missed"

@@ -1,10 +1,10 @@
 """
 The mutants of Django's Tasks: what is enqueued, run and known.
 
-As in ``mutants_list.py``.
+As in ``promises.py``.
 """
 
-from tests.mutants_list import Mutant
+from tests.mutants.mutant import Mutant
 
 ENQUEUED = "enqueueing a task is one publish"
 KNOWN = "the status of a task is true"

@@ -1,10 +1,10 @@
 """
 The mutants of what tells an operator how it is: findings, probes.
 
-As in ``mutants_list.py``.
+As in ``promises.py``.
 """
 
-from tests.mutants_list import Mutant
+from tests.mutants.mutant import Mutant
 
 FOUND = "what is wrong is found, and nothing else"
 COUNTED = "what is counted happened"
