@@ -321,7 +321,7 @@ def test_sixteen_open_publishers_wait_for_no_lock(cache, monkeypatch):
     queue.declare()
     if cache == "stale":
         # As in sixteen processes: what one of them has seen fresh, the others have not.
-        monkeypatch.setattr(beliefs, "is_believed", lambda key: False)
+        monkeypatch.setattr(beliefs, "is_fresh", lambda key: False)
         backdate("busy", 1800)
 
     with sessions(16) as publishers, lock_waits() as waits:
