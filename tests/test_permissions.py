@@ -26,7 +26,7 @@ from django_pgqueue import Queue, Topic, diagnosis, services, subscriptions
 from django_pgqueue.consumer import Consumer
 from django_pgqueue.heartbeat import Heartbeat
 from django_pgqueue.reaper import Reaper
-from tests.databases import alias, empty_database, migrate
+from tests.databases import alias, empty, migrated_database
 from tests.support import DEADLINE, connect, fetch, second_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -125,7 +125,7 @@ class Shop:
 
     def do(self, role: str, job: Callable[["Shop", str], None]) -> None:
         """Do a job on empty tables, on new connections of the role."""
-        self.admin.execute("; ".join(f"DELETE FROM {table}" for table in TABLES))
+        empty(self.owner)
         services.forget_declared()
         name = self.names[role]
         with alias(role, NAME=self.admin.info.dbname, USER=name, PASSWORD=name, OPTIONS={"pool": False}) as using:
@@ -142,9 +142,7 @@ class Shop:
 @pytest.fixture(scope="module")
 def admin(names, django_db_blocker) -> Iterator[psycopg.Connection]:
     """Make the shop's database, with the grants, and give a superuser's session there."""
-    with django_db_blocker.unblock(), empty_database() as name, second_session(dbname=name) as session:
-        with alias("owner", NAME=name) as owner:
-            migrate(owner)
+    with django_db_blocker.unblock(), migrated_database() as name, second_session(dbname=name) as session:
         session.execute("REVOKE ALL ON SCHEMA public FROM PUBLIC")
         session.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(name)))
         for grant in GRANTS:
@@ -154,7 +152,6 @@ def admin(names, django_db_blocker) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def shop(admin, names) -> Iterator[Shop]:
-    # An alias that is there before the test would be refused to it.
     with alias("owner", NAME=admin.info.dbname) as owner:
         yield Shop(admin, owner, names)
 
