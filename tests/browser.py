@@ -1,11 +1,11 @@
 """
-A real browser on Django's live server: headless Chromium, driven by Playwright.
+A real browser: headless Chromium, driven by Playwright.
 
 The binary is the one that `PGQUEUE_CHROMIUM` names, or one on PATH. Playwright's loop runs in a thread of its
-own: in the test's thread Django would refuse the database, because a loop runs there.
+own: where a loop runs, Django refuses the database, and asyncio refuses another loop. The fixtures of
+pytest-playwright run theirs in the test's thread, until the end of the session, so they do not serve here.
 """
 
-import copy
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from playwright.sync_api import Page, sync_playwright
+import pytest
+from playwright.sync_api import BrowserContext, Page, sync_playwright
 
 from tests.support import DEADLINE
 
@@ -28,22 +29,22 @@ def find_chromium() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-class Browser:
+class Tab:
     """
     One page of a browser. `do(function)` calls it with the page and returns the result.
 
-    `tab()` opens another one beside it. At the end `problems` has what the scripts of all complained of.
+    `tab()` opens another one beside it, with the same cookies. `problems` has what the scripts of all complain of.
     """
 
-    def __init__(self, url: str, **options: Any) -> None:
+    def __init__(self, thread: ThreadPoolExecutor, context: BrowserContext, url: str, problems: list[str]) -> None:
         self.url = url
-        self.problems: list[str] = []
-        self._options = options
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="browser")
-        self._page: Page
+        self.problems = problems
+        self._thread = thread
+        self._context = context
+        self._page: Page = thread.submit(self._open).result(DEADLINE)
 
     def do(self, function: Callable[[Page], T]) -> T:
-        return self._thread.submit(lambda: function(self._page)).result(3 * DEADLINE)
+        return self._thread.submit(function, self._page).result(3 * DEADLINE)
 
     def go(self, path: str) -> None:
         self.do(lambda page: page.goto(f"{self.url}{path}"))
@@ -61,55 +62,62 @@ class Browser:
         self.do(log_in)
 
     def text(self) -> str:
-        return str(self.do(lambda page: page.inner_text("body")))
+        return self.do(lambda page: page.inner_text("body"))
 
-    def tab(self) -> "Browser":
-        """Open another page in the same browser. It is closed with it."""
-        other = copy.copy(self)
-        self._thread.submit(other._open_page).result(DEADLINE)
-        return other
+    def tab(self) -> "Tab":
+        return Tab(self._thread, self._context, self.url, self.problems)
 
-    def open(self) -> None:
-        self._thread.submit(self._open).result(DEADLINE)
-
-    def close(self) -> None:
-        self._thread.submit(self._close).result(DEADLINE)
-        self._thread.shutdown()
-
-    def _open(self) -> None:
-        self._playwright = sync_playwright().start()
-        # As root Chromium runs without its sandbox only; what it is shown is ours.
-        arguments = ["--no-sandbox"] if os.getuid() == 0 else []
-        self._browser = self._playwright.chromium.launch(executable_path=find_chromium(), args=arguments)
-        self._context = self._browser.new_context(**self._options)
-        self._open_page()
-
-    def _open_page(self) -> None:
-        self._page = self._context.new_page()
-        self._page.set_default_timeout(DEADLINE * 1000)
-        self._page.on("console", self._note)
-        self._page.on("pageerror", lambda error: self.problems.append(str(error)))
+    def _open(self) -> Page:
+        page = self._context.new_page()
+        page.set_default_timeout(DEADLINE * 1000)
+        page.on("console", self._note)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        return page
 
     def _note(self, line: Any) -> None:
         # The test project has no icon.
         if line.type == "error" and not line.location["url"].endswith("/favicon.ico"):
             self.problems.append(line.text)
 
-    def _close(self) -> None:
+
+class Browser:
+    """A running Chromium. Each `open()` starts with no cookies, and ends with all of its pages closed."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="browser")
+        self._thread.submit(self._start).result(DEADLINE)
+
+    @contextmanager
+    def open(self, url: str, **options: Any) -> Iterator[Tab]:
+        """Give a page for a server. `options` are those of Playwright's `new_context()`."""
+        context = self._thread.submit(lambda: self._browser.new_context(**options)).result(DEADLINE)
+        try:
+            yield Tab(self._thread, context, url, [])
+        finally:
+            self._thread.submit(context.close).result(DEADLINE)
+
+    def close(self) -> None:
+        self._thread.submit(self._stop).result(DEADLINE)
+        self._thread.shutdown()
+
+    def _start(self) -> None:
+        self._playwright = sync_playwright().start()
+        # As root Chromium runs without its sandbox only; what it is shown is ours.
+        arguments = ["--no-sandbox"] if os.getuid() == 0 else []
+        self._browser = self._playwright.chromium.launch(executable_path=find_chromium(), args=arguments)
+
+    def _stop(self) -> None:
         self._browser.close()
         self._playwright.stop()
 
 
 @contextmanager
-def browser(url: str, **options: Any) -> Iterator[Browser]:
-    """Give a page of a browser. Skips the test where there is none."""
-    import pytest
-
+def browser() -> Iterator[Browser]:
+    """Give a browser, for a module of tests. Skips them where there is none."""
     if find_chromium() is None:
         pytest.skip("there is no Chromium on PATH")
-    page = Browser(url, **options)
-    page.open()
+    running = Browser()
     try:
-        yield page
+        yield running
     finally:
-        page.close()
+        running.close()

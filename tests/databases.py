@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
+from django.apps import apps
 from django.core.management import call_command
 from django.db import connections
 from psycopg import sql
 
-from tests.support import connect
+from tests.support import connect, fetch
 from tests.workers import database_url
 
 
@@ -55,6 +56,25 @@ def database(name: str, **changed: Any) -> Iterator[str]:
     with empty_database() as database_name, alias(name, NAME=database_name, **changed):
         migrate(name)
         yield name
+
+
+@contextmanager
+def migrated_database() -> Iterator[str]:
+    """
+    Give the name of a new database that has the queue's tables: for all tests of a module.
+
+    Each makes an alias for it of its own, because Django refuses a test those that were there before it.
+    """
+    with empty_database() as name:
+        with alias(name, NAME=name) as using:
+            migrate(using)
+        yield name
+
+
+def empty(using: str) -> None:
+    """Delete all rows of the queue's tables there."""
+    tables = [model._meta.db_table for model in apps.get_app_config("django_pgqueue").get_models()]
+    fetch("; ".join(f"DELETE FROM {table}" for table in tables), using=using)
 
 
 def migrate(using: str, app: str = "django_pgqueue", *target: str) -> None:

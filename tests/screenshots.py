@@ -5,6 +5,7 @@ The queues are made up, and the same each time but for what depends on the clock
 """
 
 import os
+from itertools import product
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -80,7 +81,7 @@ def main() -> None:
     from django.test.utils import setup_databases, setup_test_environment, teardown_databases
     from django.urls import reverse
 
-    from tests.browser import Browser
+    from tests.browser import browser
 
     setup_test_environment()
     settings.ALLOWED_HOSTS = ["localhost"]
@@ -102,20 +103,16 @@ def main() -> None:
             "reap": reverse("admin:django_pgqueue_messagequeue_reap"),
         }
         FOLDER.mkdir(parents=True, exist_ok=True)
-        for scheme in ("light", "dark"):
-            for width, suffix in ((WIDTH, ""), (PHONE, "-phone")):
-                browser = Browser(
-                    f"http://localhost:{server.port}", viewport={"width": width, "height": 800}, color_scheme=scheme
-                )
-                browser.open()
-                browser.log_in("ada", "lovelace")
+        for scheme, (width, suffix) in product(("light", "dark"), ((WIDTH, ""), (PHONE, "-phone"))):
+            options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
+            with browser() as chromium, chromium.open(f"http://localhost:{server.port}", **options) as tab:
+                tab.log_in("ada", "lovelace")
                 for name, path in pages.items():
                     if suffix and name not in ("queues", "message"):
                         continue
-                    browser.go(path)
+                    tab.go(path)
                     target = FOLDER / f"admin-{name}{suffix}-{scheme}.png"
-                    browser.do(lambda page, target=target: page.screenshot(path=target))
-                browser.close()
+                    tab.do(lambda page, target=target: page.screenshot(path=target))
         server.terminate()
     finally:
         teardown_databases(databases, verbosity=0)

@@ -15,7 +15,7 @@ from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import minutes
-from tests.browser import Browser, browser
+from tests.browser import Browser, Tab, browser
 from tests.support import make_message, make_queue, wait_until
 from tests.workers import consuming
 
@@ -24,17 +24,23 @@ pytestmark = pytest.mark.django_db(transaction=True)
 LIST = "/admin/django_pgqueue/messagequeue/"
 
 
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as running:
+        yield running
+
+
 @pytest.fixture
-def operator(live_server: Any) -> Iterator[Browser]:
+def operator(live_server: Any, chromium: Browser) -> Iterator[Tab]:
     """A browser in which an operator is logged in. Its scripts complain of nothing until the end."""
     User.objects.create_superuser("ada", password="lovelace")
-    with browser(live_server.url, viewport={"width": 1280, "height": 800}) as opened:
+    with chromium.open(live_server.url, viewport={"width": 1280, "height": 800}) as opened:
         opened.log_in("ada", "lovelace")
         yield opened
         assert opened.problems == []
 
 
-def test_dead_letters_are_found_read_and_redriven(operator: Browser) -> None:
+def test_dead_letters_are_found_read_and_redriven(operator: Tab) -> None:
     """A handler failed; it is mended; its dead letter is found, read, sent back, and handled."""
     queue = Queue("payments", max_deliveries=1)
     is_mended = threading.Event()
@@ -65,7 +71,7 @@ def test_dead_letters_are_found_read_and_redriven(operator: Browser) -> None:
         wait_until(lambda: handled == [{"order": 4711}])
 
 
-def test_a_queue_is_paused_and_resumed_by_keyboard(operator: Browser) -> None:
+def test_a_queue_is_paused_and_resumed_by_keyboard(operator: Tab) -> None:
     """Every control can be reached and used without a mouse."""
     make_queue("mails")
 
@@ -84,7 +90,7 @@ def test_a_queue_is_paused_and_resumed_by_keyboard(operator: Browser) -> None:
     assert MessageQueue.objects.get(name="mails").paused_at is None
 
 
-def test_the_reaper_is_previewed_and_run(operator: Browser) -> None:
+def test_the_reaper_is_previewed_and_run(operator: Tab) -> None:
     """What would go is shown first."""
     make_queue("idle", auto_deleted=True, idle=7200)
 
@@ -99,7 +105,7 @@ def test_the_reaper_is_previewed_and_run(operator: Browser) -> None:
     assert not MessageQueue.objects.filter(name="idle").exists()
 
 
-def test_the_numbers_renew_themselves_in_place(operator: Browser) -> None:
+def test_the_numbers_renew_themselves_in_place(operator: Tab) -> None:
     """The page is not loaded again, its rows stay the same nodes, and what is being used is left alone."""
     make_queue("orders")
 
@@ -133,7 +139,7 @@ def test_the_numbers_renew_themselves_in_place(operator: Browser) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_pages_fit(live_server: Any, scheme: str, width: int) -> None:
+def test_the_pages_fit(live_server: Any, chromium: Browser, scheme: str, width: int) -> None:
     """On a desk and on a phone: nothing is wider than the page, but for the table, which scrolls by itself."""
     User.objects.create_superuser("ada", password="lovelace")
     Queue("orders").publish({"text": "x" * 500, "url": "https://example.com/" + "y" * 300})
@@ -142,7 +148,7 @@ def test_the_pages_fit(live_server: Any, scheme: str, width: int) -> None:
     Queue("orders").nack(message, delay=0, reason="E" * 300)
     paths = [LIST, f"{LIST}orders/change/", f"{LIST}orders/operate/purge/", f"{LIST}reap/"]
     paths.append(reverse("admin:django_pgqueue_messagequeueitem_change", args=[message.id]))
-    with browser(live_server.url, viewport={"width": width, "height": 800}, color_scheme=scheme) as opened:
+    with chromium.open(live_server.url, viewport={"width": width, "height": 800}, color_scheme=scheme) as opened:
         opened.log_in("ada", "lovelace")
         for path in paths:
             opened.go(path)

@@ -5,7 +5,7 @@ On a server of its own, whose WAL writer sleeps for ten seconds and which has no
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
 import psycopg
@@ -26,22 +26,24 @@ ROUNDS, MOST = 10, 7
 QUIET = {"wal_writer_delay": "10s", "wal_writer_flush_after": "100MB", "autovacuum": "off", "checkpoint_timeout": "1h"}
 
 
+def on(server: DevCluster) -> AbstractContextManager[str]:
+    """Give an alias for the server's database."""
+    return alias("quiet", NAME="postgres", HOST=str(server.socket_dir), PORT="5432", USER="postgres", PASSWORD="")
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[DevCluster]:
+def server(django_db_blocker: Any) -> Iterator[DevCluster]:
     with throwaway(options=QUIET) as server:
+        with django_db_blocker.unblock(), on(server) as using:
+            migrate(using)
         yield server
 
 
 @pytest.fixture
 def using(server: DevCluster) -> Iterator[str]:
-    """An alias for the server's database."""
-    with ExitStack() as stack:
-        stack.enter_context(
-            alias("quiet", NAME="postgres", HOST=str(server.socket_dir), PORT="5432", USER="postgres", PASSWORD="")
-        )
-        migrate("quiet")
-        yield "quiet"
-        MessageQueueItem.objects.using("quiet").all().delete()
+    with on(server) as using:
+        yield using
+        MessageQueueItem.objects.using(using).all().delete()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from playwright.sync_api import Page, expect
 from example_project.live import views
 from example_project.live.models import Note
 from example_project.live.queues import notes
-from tests.browser import Browser, browser
+from tests.browser import Browser, Tab, browser
 from tests.support import DEADLINE, Session, connect, in_threads, run_async, wait_until
 from tests.test_browser import luminance
 from tests.test_listener import listeners, terminate
@@ -43,6 +43,13 @@ class Server:
         self.process = process
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
+        self._read = 0
+
+    def new_output(self) -> str:
+        """Return what it has written since the last call."""
+        output = self.process.output
+        start, self._read = self._read, len(output)
+        return output[start:]
 
     def files(self) -> int:
         """Return how many files and sockets it has open."""
@@ -63,13 +70,40 @@ def serving(port: int = 0) -> Iterator[Server]:
         yield Server(process, int(wait_until(address, 60)[1]))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_heartbeat() -> Iterator[None]:
+    """All servers have it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LIVE_HEARTBEAT", str(HEARTBEAT))
+        yield
+
+
+@pytest.fixture(scope="module")
+def running(django_db_setup: None, short_heartbeat: None) -> Iterator[Server]:
+    """A server for all tests: to start one takes longer than most of them."""
+    with serving() as started:
+        yield started
+
+
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """It has a short heartbeat, and nothing went wrong in it until the end."""
-    monkeypatch.setenv("LIVE_HEARTBEAT", str(HEARTBEAT))
-    with serving() as running:
-        yield running
-        assert "Traceback" not in running.process.output, running.process.output
+def server(running: Server) -> Iterator[Server]:
+    """Nothing went wrong in it until the end. Then it listens no more, as at the start."""
+    yield running
+    wait_until(lambda: not listeners())
+    went_well(running)
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """One that has served nobody before, and that the test may stop."""
+    with serving() as started:
+        yield started
+        went_well(started)
+
+
+def went_well(server: Server) -> None:
+    output = server.new_output()
+    assert "Traceback" not in output, output
 
 
 def write(text: str) -> Note:
@@ -166,8 +200,10 @@ def test_who_comes_back_is_told_what_was_missed(server: Server) -> None:
 
 def test_any_last_number_is_answered(server: Server) -> None:
     """Whatever a client sends."""
-    for last in ("x", "-1", "٣", "9" * 18, "9" * 19, "9" * 5_000, "1.5", "\0"):
-        with closing(Stream(server, path=f"/live/stream/?after={quote(last)}")) as stream:
+    numbers = ("x", "-1", "٣", "9" * 18, "9" * 19, "9" * 5_000, "1.5", "\0")
+    streams = [Stream(server, path=f"/live/stream/?after={quote(last)}") for last in numbers]
+    for stream in streams:
+        with closing(stream):
             assert stream.response.status == 200
             stream.beat()
 
@@ -201,14 +237,14 @@ def test_a_listener_that_was_cut_off_comes_back_and_tells_what_it_missed(server:
         stream.until("after")
 
 
-def test_all_streams_share_one_connection_and_leave_nothing(server: Server) -> None:
+def test_all_streams_share_one_connection_and_leave_nothing(own_server: Server) -> None:
     """Forty of them; when the readers are gone nothing listens, and no connection, file or thread is left."""
-    with closing(Stream(server)) as stream:
+    with closing(Stream(own_server)) as stream:
         stream.beat()
     wait_until(lambda: not sessions_of_server())
-    files, threads = server.files(), server.threads()
+    files, threads = own_server.files(), own_server.threads()
     for _ in range(2):
-        streams = [Stream(server) for _ in range(40)]
+        streams = [Stream(own_server) for _ in range(40)]
         for stream in streams:
             stream.beat()
         # Also those that read the table are closed.
@@ -219,9 +255,9 @@ def test_all_streams_share_one_connection_and_leave_nothing(server: Server) -> N
         for stream in streams:
             stream.close()
         wait_until(lambda: not sessions_of_server())
-        wait_until(lambda: server.files() <= files, what="its files")
+        wait_until(lambda: own_server.files() <= files, what="its files")
         # Beside those of the pool that all share.
-        wait_until(lambda: server.threads() <= threads + 32, what="its threads")
+        wait_until(lambda: own_server.threads() <= threads + 32, what="its threads")
 
 
 def sessions_of_server() -> list[str]:
@@ -302,12 +338,12 @@ def text_of(event: str) -> str:
     return str(json.loads(event.partition("data: ")[2])["text"])
 
 
-def test_the_server_stops_although_streams_are_open(server: Server) -> None:
+def test_the_server_stops_although_streams_are_open(own_server: Server) -> None:
     """Within the seconds that it is given for that."""
-    with closing(Stream(server)) as stream:
+    with closing(Stream(own_server)) as stream:
         stream.beat()
         began = time.monotonic()
-        server.process.stop(10)
+        own_server.process.stop(10)
         assert time.monotonic() - began < 8
     wait_until(lambda: not listeners())
 
@@ -353,21 +389,27 @@ def test_under_wsgi_the_page_says_that_it_is_not_live() -> None:
 # --- In a browser ---
 
 
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as running:
+        yield running
+
+
 @pytest.fixture
-def tab(server: Server) -> Iterator[Browser]:
+def tab(server: Server, chromium: Browser) -> Iterator[Tab]:
     """A page that is live. Its scripts, and its policy for them, complain of nothing until the end."""
-    with browser(server.url, viewport={"width": 1280, "height": 800}) as opened:
+    with chromium.open(server.url, viewport={"width": 1280, "height": 800}) as opened:
         look(opened)
         yield opened
         assert opened.problems == []
 
 
-def look(tab: Browser) -> None:
+def look(tab: Tab) -> None:
     tab.go("/live/")
     tab.do(lambda page: expect(page.locator("#state")).to_have_text("live"))
 
 
-def shows(tab: Browser, *texts: str) -> None:
+def shows(tab: Tab, *texts: str) -> None:
     """Wait until a page shows these, from the top, and no others."""
     tab.do(lambda page: expect(page.locator("#notes li")).to_have_text(list(texts)))
 
@@ -381,7 +423,7 @@ def typing(text: str) -> Callable[[Page], None]:
     return write
 
 
-def test_what_one_tab_writes_appears_in_the_other(tab: Browser) -> None:
+def test_what_one_tab_writes_appears_in_the_other(tab: Tab) -> None:
     """Both ways, at once, as text; neither page is loaded again."""
     other = tab.tab()
     look(other)
@@ -399,7 +441,7 @@ def test_what_one_tab_writes_appears_in_the_other(tab: Browser) -> None:
     shows(later, "<img src=x onerror=alert(1)>", "from one")
 
 
-def test_notes_come_again_after_the_listener_was_cut_off(tab: Browser) -> None:
+def test_notes_come_again_after_the_listener_was_cut_off(tab: Tab) -> None:
     """Those of meanwhile as well."""
     other = tab.tab()
     look(other)
@@ -412,11 +454,10 @@ def test_notes_come_again_after_the_listener_was_cut_off(tab: Browser) -> None:
         shows(page, "again", "meanwhile")
 
 
-def test_a_page_outlives_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_outlives_the_server(chromium: Browser) -> None:
     """It says that it is cut off, comes back by itself, and shows what was written meanwhile."""
-    monkeypatch.setenv("LIVE_HEARTBEAT", str(HEARTBEAT))
     write("before")
-    with serving() as first, browser(first.url) as opened:
+    with serving() as first, chromium.open(first.url) as opened:
         look(opened)
         first.process.kill()
         opened.do(lambda page: expect(page.locator("#state")).to_have_text("connecting"))
@@ -428,7 +469,7 @@ def test_a_page_outlives_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
             shows(opened, "after", "meanwhile", "before")
 
 
-def test_a_page_comes_back_after_an_answer_that_is_no_stream(tab: Browser) -> None:
+def test_a_page_comes_back_after_an_answer_that_is_no_stream(tab: Tab) -> None:
     """As a proxy gives while the server restarts; a browser would leave it at that."""
     answers: list[int] = []
 
@@ -448,7 +489,7 @@ def test_a_page_comes_back_after_an_answer_that_is_no_stream(tab: Browser) -> No
     assert "502" in tab.problems.pop()
 
 
-def test_a_burst_is_shown(tab: Browser) -> None:
+def test_a_burst_is_shown(tab: Tab) -> None:
     """The newest hundred, the newest first."""
     Note.objects.all().delete()
     in_threads(4, lambda number: [write(f"{number} {n}") for n in range(50)])
@@ -456,7 +497,7 @@ def test_a_burst_is_shown(tab: Browser) -> None:
     shows(tab, *newest)
 
 
-def test_a_closed_tab_ends_its_subscription(tab: Browser) -> None:
+def test_a_closed_tab_ends_its_subscription(tab: Tab) -> None:
     """When the last is gone, nothing listens."""
     wait_until(listeners)
     tab.go("/live/notes/nowhere")
@@ -466,10 +507,10 @@ def test_a_closed_tab_ends_its_subscription(tab: Browser) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_fits(server: Server, scheme: str, width: int) -> None:
+def test_the_page_fits(server: Server, chromium: Browser, scheme: str, width: int) -> None:
     """On a desk and on a phone, by day and by night."""
     write("x" * 500)
-    with browser(server.url, viewport={"width": width, "height": 800}, color_scheme=scheme) as opened:
+    with chromium.open(server.url, viewport={"width": width, "height": 800}, color_scheme=scheme) as opened:
         look(opened)
         assert opened.do(lambda page: page.evaluate("document.documentElement.scrollWidth")) <= width
         background, colour = opened.do(

@@ -8,7 +8,7 @@ in which PUBLIC has nothing.
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -19,7 +19,7 @@ import psycopg
 import pytest
 from django.apps import apps
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db import DatabaseError, IntegrityError, transaction
 from psycopg import sql
 
 from django_pgqueue import Queue, Topic, subscriptions
@@ -31,7 +31,7 @@ from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import claiming, consumers, minutes, reaping, tasks
 from django_pgqueue.services import session as session_services
 from django_pgqueue.services.beliefs import beliefs
-from tests.databases import alias, database
+from tests.databases import alias, empty, migrated_database
 from tests.support import DEADLINE, connect, fetch, second_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -114,25 +114,23 @@ def names(django_db_setup, django_db_blocker) -> Iterator[dict[str, str]]:
 class Shop:
     """A database with the queue's tables, in which the roles of the page have the page's grants."""
 
-    def __init__(self, owner: str, names: dict[str, str]) -> None:
+    def __init__(self, admin: psycopg.Connection, owner: str, names: dict[str, str]) -> None:
+        self.admin = admin
         self.owner = owner
         self.names = names
-        self.admin = connect(dbname=connections.settings[owner]["NAME"])
-        database_name = sql.Identifier(self.admin.info.dbname)
-        self.admin.execute("REVOKE ALL ON SCHEMA public FROM PUBLIC")
-        self.admin.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(database_name))
-        for grant in GRANTS:
-            self.grant(grant)
 
-    def grant(self, grant: Grant) -> None:
-        grant.run(self.admin, "GRANT", "TO", self.names[grant.role])
-
-    def revoke(self, grant: Grant) -> None:
-        grant.run(self.admin, "REVOKE", "FROM", self.names[grant.role])
+    @contextmanager
+    def without(self, grant: Grant) -> Iterator[None]:
+        name = self.names[grant.role]
+        grant.run(self.admin, "REVOKE", "FROM", name)
+        try:
+            yield
+        finally:
+            grant.run(self.admin, "GRANT", "TO", name)
 
     def do(self, role: str, job: Callable[["Shop", str], None]) -> None:
         """Do a job on empty tables, on new connections of the role."""
-        self.admin.execute(sql.SQL("TRUNCATE {} CASCADE").format(sql.SQL(", ").join(map(sql.Identifier, TABLES))))
+        empty(self.owner)
         beliefs.forget()
         name = self.names[role]
         with alias(role, NAME=self.admin.info.dbname, USER=name, PASSWORD=name, OPTIONS={"pool": False}) as using:
@@ -146,14 +144,21 @@ class Shop:
         self.admin.execute(statement)
 
 
+@pytest.fixture(scope="module")
+def admin(names, django_db_blocker) -> Iterator[psycopg.Connection]:
+    """Make the shop's database, with the grants, and give a superuser's session there."""
+    with django_db_blocker.unblock(), migrated_database() as name, second_session(dbname=name) as session:
+        session.execute("REVOKE ALL ON SCHEMA public FROM PUBLIC")
+        session.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(name)))
+        for grant in GRANTS:
+            grant.run(session, "GRANT", "TO", names[grant.role])
+        yield session
+
+
 @pytest.fixture
-def shop(names) -> Iterator[Shop]:
-    with database("owner") as owner:
-        made = Shop(owner, names)
-        try:
-            yield made
-        finally:
-            made.admin.close()
+def shop(admin, names) -> Iterator[Shop]:
+    with alias("owner", NAME=admin.info.dbname) as owner:
+        yield Shop(admin, owner, names)
 
 
 # --- The jobs: what the page says that each role can do ---
@@ -413,9 +418,9 @@ def test_without_any_one_of_its_grants_a_role_cannot_do_its_job(shop, role, monk
     monkeypatch.setattr(subscriptions, "HEARD_WITHIN", SOON)
     needless = []
     for grant in (part for whole in GRANTS if whole.role == role for part in parts(whole)):
-        shop.revoke(grant)
         try:
-            shop.do(role, JOBS[role])
+            with shop.without(grant):
+                shop.do(role, JOBS[role])
         except (DatabaseError, psycopg.Error, CommandError) as error:
             # A schema that may not be used is passed over: the tables are not found.
             assert re.search("permission denied|does not exist", str(error)), (str(grant), error)
@@ -424,7 +429,6 @@ def test_without_any_one_of_its_grants_a_role_cannot_do_its_job(shop, role, monk
             pass
         else:
             needless.append(str(grant))
-        shop.grant(grant)
     assert needless == []
 
 

@@ -13,17 +13,25 @@ from django_pgqueue.models import MessageQueue
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import notifying
 from django_pgqueue.services.beliefs import beliefs
-from tests.databases import database
+from tests.databases import alias, empty, migrated_database
 from tests.support import fetch, make_queue, second_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.fixture(scope="module")
+def other_database(django_db_setup, django_db_blocker) -> Iterator[str]:
+    with django_db_blocker.unblock(), migrated_database() as name:
+        yield name
+
+
 @pytest.fixture
-def queue() -> Iterator[Queue]:
+def queue(other_database) -> Iterator[Queue]:
     """A queue on the alias "q", a database of its own; what the business writes is in the default one."""
     beliefs.warned.clear()
-    with database("q"):
+    with alias("q", NAME=other_database):
+        empty("q")
+        beliefs.forget()
         queue = Queue("orders", using="q")
         queue.declare()
         yield queue
