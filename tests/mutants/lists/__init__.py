@@ -1,16 +1,19 @@
 """All mutants, and what is wrong with those that do not apply any more."""
 
 import ast
+import importlib
+import pkgutil
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from tests.mutants import letters, operating, promises, seeing, speed, tasks, testing, topics
 from tests.mutants.mutant import Mutant
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-MODULES = (promises, operating, topics, letters, speed, seeing, tasks, testing)
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+#: One list for each folder of the package.
+_NAMES = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+MODULES = tuple(importlib.import_module(f"{__name__}.{name}") for name in _NAMES)
 
 
 def all_mutants() -> tuple[Mutant, ...]:

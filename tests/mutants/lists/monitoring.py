@@ -1,0 +1,106 @@
+"""Mutants of monitoring/."""
+
+from tests.mutants.mutant import Mutant
+from tests.mutants.promises import COUNTED, FOLLOWED, FOUND, INSPECTED, RATED
+
+MUTANTS = (
+    Mutant(
+        FOUND,
+        "a queue with a consumer is reported too",
+        "monitoring/diagnosis.py",
+        " and not backlog.has_consumer:",
+        ":",
+        ("tests/test_diagnosis.py::test_messages_that_nobody_consumes",),
+    ),
+    Mutant(
+        FOUND,
+        "it listens where it sends",
+        "monitoring/diagnosis.py",
+        "    ear = dedicated_connection(listening, ",
+        "    ear = dedicated_connection(using, ",
+        ("tests/test_diagnosis.py::test_two_databases_that_are_not_one",),
+    ),
+    Mutant(
+        RATED,
+        "a rate of what was seen is an exact one",
+        "monitoring/queue_numbers.py",
+        "        if self.exact_minutes >= last:\n",
+        "        if self.exact_minutes >= 0:\n",
+        ("tests/test_admin_operations.py::test_a_publish_rate_that_is_not_exact_says_so",),
+    ),
+    Mutant(
+        RATED,
+        "minutes of which not all consumers have told count",
+        "monitoring/queue_numbers.py",
+        "    return 1 + math.ceil(settings.HEARTBEAT_INTERVAL / 60)\n",
+        "    return 1\n",
+        ("tests/test_admin_operations.py::test_rates_are_of_the_last_minutes_that_are_over_and_told",),
+    ),
+    Mutant(
+        FOUND,
+        "as many dead letters as always are reported",
+        "monitoring/diagnosis.py",
+        "        if count <= limits.letters_ratio * before:\n",
+        "        if count <= 0:\n",
+        ("tests/test_diagnosis.py::test_dead_letters_that_grow",),
+    ),
+    Mutant(
+        INSPECTED,
+        "a queue that holds messages may be reaped",
+        "monitoring/queue_numbers.py",
+        " or depth.paused or self.holds_messages:",
+        " or depth.paused:",
+        ("tests/commands/test_inspect_queues.py::test_it_tells_what_the_admin_tells",),
+    ),
+    Mutant(
+        FOLLOWED,
+        "a context that the caller gave does not win",
+        "monitoring/opentelemetry.py",
+        "                if given is None:\n",
+        "                if True:\n",
+        ("tests/test_telemetry.py::test_a_context_that_the_caller_gave_wins",),
+    ),
+    Mutant(
+        FOLLOWED,
+        "a header that is no text reaches the propagator",
+        "monitoring/opentelemetry.py",
+        "[value] if isinstance(value, str) else None",
+        "[value]",
+        ("tests/test_telemetry.py::test_a_broken_context_breaks_nothing",),
+    ),
+    Mutant(
+        FOLLOWED,
+        "a span has any number of links",
+        "monitoring/opentelemetry.py",
+        "messages[:MOST_LINKS]",
+        "messages",
+        ("tests/test_telemetry.py::test_a_claim_has_a_bounded_number_of_links",),
+    ),
+    Mutant(
+        COUNTED,
+        "the tables are read for each gauge",
+        "monitoring/opentelemetry.py",
+        "            if gauge not in self._left:\n",
+        "            if True:\n",
+        ("tests/test_telemetry_metrics.py::test_one_collection_reads_the_tables_once",),
+    ),
+    Mutant(
+        COUNTED,
+        "each auto-deleted queue has a label of its own",
+        "monitoring/opentelemetry.py",
+        "        labels[TEMPLATE] = measures.AUTO_DELETED\n",
+        "        labels[DESTINATION] = target.name\n",
+        ("tests/test_telemetry_metrics.py::test_names_without_end_are_one",),
+    ),
+    Mutant(
+        COUNTED,
+        "names without end have labels of their own",
+        "monitoring/gauges.py",
+        "        if len(_names) >= MOST_NAMES:\n",
+        "        if False:\n",
+        (
+            "tests/test_telemetry_metrics.py::test_names_without_end_are_one",
+            "tests/test_metrics.py::test_names_without_end_are_one",
+        ),
+    ),
+)

@@ -1,0 +1,95 @@
+"""Mutants of task_backend/."""
+
+from tests.mutants.mutant import Mutant
+from tests.mutants.promises import ENQUEUED, KNOWN, ONE, RUN
+
+MUTANTS = (
+    Mutant(
+        ENQUEUED,
+        "arguments are taken as Django takes them",
+        "task_backend/backend.py",
+        "        payload = encode(call, settings.MAX_PAYLOAD_BYTES)\n",
+        "        payload = json.dumps(call)\n",
+        ("tests/test_task_backend.py::test_what_cannot_be_stored_is_refused_before_any_sql",),
+    ),
+    Mutant(
+        ENQUEUED,
+        "a receiver's error is the caller's",
+        "task_backend/backend.py",
+        "        task_enqueued.send_robust(",
+        "        task_enqueued.send(",
+        ("tests/test_task_backend.py::test_it_tells_what_is_enqueued",),
+    ),
+    Mutant(
+        KNOWN,
+        "the key is not compared",
+        "task_backend/backend.py",
+        "(ticket.backend, ticket.result_id(message_id)) != (self.alias, result_id)",
+        "ticket.backend != self.alias",
+        ("tests/test_task_backend.py::test_a_result_is_not_found_by_the_message_s_id_alone",),
+    ),
+    Mutant(
+        KNOWN,
+        "any backend's result is found",
+        "task_backend/backend.py",
+        "(ticket.backend, ticket.result_id(message_id)) != (self.alias, result_id)",
+        "ticket.result_id(message_id) != result_id",
+        ("tests/test_task_backend.py::test_results_are_of_their_backend",),
+    ),
+    Mutant(
+        KNOWN,
+        "a dead letter is ready",
+        "task_backend/results.py",
+        "        return TaskResultStatus.FAILED if record.is_dead else TaskResultStatus.READY\n",
+        "        return TaskResultStatus.READY\n",
+        ("tests/test_task_backend.py::test_an_expired_task_has_failed",),
+    ),
+    Mutant(
+        ONE,
+        "while the database is away a finished task is given up",
+        "task_backend/runner.py",
+        "                if connection.in_atomic_block or not is_passing(error):\n",
+        "                if connection.in_atomic_block or is_passing(error):\n",
+        ("tests/test_task_worker.py::test_while_the_database_is_away_a_finished_task_waits",),
+    ),
+    Mutant(
+        RUN,
+        "a failed attempt is told as the end",
+        "task_backend/runner.py",
+        '        return self._ended("given up", finished_at) if given_up else',
+        '        return self._ended("given up", finished_at) if finished_at else',
+        ("tests/test_task_worker.py::test_a_task_that_fails_is_tried_again_and_its_attempts_show",),
+    ),
+    Mutant(
+        RUN,
+        "async tasks wait for sync ones",
+        "task_backend/backend.py",
+        "            is_for_loop=belongs_on_loop,\n",
+        "",
+        ("tests/test_task_worker.py::test_a_long_sync_task_does_not_hold_up_async_ones",),
+    ),
+    Mutant(
+        RUN,
+        "any function is run",
+        "task_backend/runner.py",
+        "        if not isinstance(found, Task):\n",
+        "        if not callable(found):\n",
+        ("tests/test_task_worker.py::test_a_task_that_is_not_there_is_tried_again",),
+    ),
+    Mutant(
+        RUN,
+        "only declared queues are consumed",
+        "task_backend/queues.py",
+        "    tasks = task_handlers(names)\n",
+        "    tasks = {} if names else task_handlers(names)\n",
+        ("tests/test_task_backend.py::test_consume_queues_runs_them",),
+    ),
+    Mutant(
+        RUN,
+        "a declared queue is not the task's",
+        "task_backend/backend.py",
+        "find_queue(name, self.using) or Queue(",
+        "Queue(",
+        ("tests/test_task_backend.py::test_a_declared_queue_is_the_task_s",),
+    ),
+)
