@@ -19,7 +19,7 @@ from functools import partial
 from typing import Protocol
 from uuid import uuid4
 
-from django.db import ProgrammingError, connections, reset_queries
+from django.db import connections, reset_queries
 
 from django_pgqueue import signals
 from django_pgqueue.conf import settings
@@ -29,12 +29,13 @@ from django_pgqueue.consumer.handler_workers import HandlerWorkers, daemon
 from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.consumer.lane import SETTLE_DELAY, Held, Lane
 from django_pgqueue.consumer.leases import Leases
+from django_pgqueue.consumer.minute_report import MinuteReport
 from django_pgqueue.consumer.settler import Settler
 from django_pgqueue.consumer.testcase import as_in_worker
 from django_pgqueue.runtime.connections import own_connection
 from django_pgqueue.runtime.listener import ChannelSet, Receive, listener_of
-from django_pgqueue.runtime.loop import DATABASE_FAULTS, Outage, describe, is_passing, run_every
-from django_pgqueue.services import consumers, declaring, minutes, notifying
+from django_pgqueue.runtime.loop import DATABASE_FAULTS, Outage, is_passing, run_every
+from django_pgqueue.services import consumers, declaring, notifying
 from django_pgqueue.validation import check_seconds
 
 logger = logging.getLogger("django_pgqueue")
@@ -114,13 +115,12 @@ class Consumer:
         self._stopping = threading.Event()
         self._stopping_now = threading.Event()
         self._ended = threading.Event()
-        # Held while the minute's counts are written: at the end a last beat may be on its way.
-        self._reporting = threading.Lock()
         self._outage = Outage("consumer")
         self._is_inline = False
         self._heartbeat = Heartbeat(
             self.using, declared=[lane.handler.declaration for lane in self.lanes], consumer=self.id
         )
+        self._minutes = MinuteReport(self.using, self.lanes)
         self.workers = workers or HandlerWorkers(self.using, self.lanes, self.wake)
         self.claimer = Claimer(
             self.id,
@@ -222,7 +222,7 @@ class Consumer:
                 listener.remove(self._channels)
                 self.workers.stop()
                 with contextlib.suppress(*DATABASE_FAULTS):
-                    self._report_minute()
+                    self._minutes.send()
                     consumers.forget_consumer(self.id, self.using)
                 # All end at once, but for workers in a handler that outlived its grace.
                 for thread in own if self.claimer.held else (*own, *working):
@@ -301,23 +301,7 @@ class Consumer:
             elif lane.is_exclusive:
                 # Too late: another may own the queue. A claim tells, and there was none meanwhile.
                 self._event.set()
-        self._report_minute()
-
-    def _report_minute(self) -> None:
-        """Add what was done since the last time to the queues' minutes."""
-        with self._reporting:
-            tallies = {lane: lane.counted for lane in self.lanes}
-            tallies = {lane: tally for lane, tally in tallies.items() if tally != lane.reported}
-            if not tallies:
-                return
-            news = {lane.queue.name: tally.since(lane.reported) for lane, tally in tallies.items()}
-            try:
-                minutes.count_minute(news, self.using)
-            except ProgrammingError as error:
-                # Not migrated yet, or without the rights: a chart is no reason to miss heartbeats.
-                logger.warning("minute not told error=%s", describe(error))
-            for lane, tally in tallies.items():
-                lane.reported = tally
+        self._minutes.send()
 
     # --- The claiming thread ---
 

@@ -216,13 +216,39 @@ def claim(
     rows = session.run(using, CLAIM, **params)
     if [row[0] for row in rows] == ["foreign"] and consumers.take_over(declaration.name, consumer, using):
         rows = session.run(using, CLAIM, **params)
+    found = _read(rows, declaration.name, token, lease, _clock(connection))
+    aside = _set_aside(declaration, found.undecodable, token, "undecodable payload or headers", using)
+    aside += _set_aside(declaration, found.exhausted, None, "worker lost: the lease lapsed on the last delivery", using)
+    if found.messages:
+        instrumentation.instrument.claimed(
+            lambda: instrumentation.Target(declaration.name, using, declaration.auto_deleted), found.messages, began
+        )
+    flags = found.flags
+    is_closed = not flags.isdisjoint({"paused", "foreign"})
+    return Claim(found.messages, "suspect" in flags, aside, "more" in flags, is_closed, found.walked, found.waits)
+
+
+class _Found(NamedTuple):
+    """What the rows of a claim say: see ``Claim``."""
+
+    messages: list[Message]
+    waits: dict[int, float]
+    undecodable: list[int]
+    exhausted: list[int]
+    walked: tuple[int, int] | None
+    flags: set[str]
+
+
+def _read(
+    rows: Sequence[tuple[Any, ...]], name: str, token: UUID, lease: float, time_of: Callable[[float], datetime]
+) -> _Found:
+    """Read the rows of a claim, by their kind. A message that cannot be decoded harms no other."""
     messages: list[Message] = []
     undecodable: list[int] = []
     exhausted: list[int] = []
     flags: set[str] = set()
     waits: dict[int, float] = {}
     walked = None
-    time_of = _clock(connection)
     for kind, message_id, payload, headers, count, published_at, lease_expires_at, is_new, read_after, suspect in rows:
         if kind == "claimed":
             try:
@@ -232,7 +258,7 @@ def claim(
                 continue
             times = time_of(published_at), time_of(lease_expires_at)
             minute = int(min(max(published_at, EARLIEST), LATEST) // 60) if is_new else None
-            message = Message(message_id, declaration.name, *body, count, *times, token, suspect, len(payload), minute)
+            message = Message(message_id, name, *body, count, *times, token, suspect, len(payload), minute)
             messages.append(message)
             waits[message_id] = lease_expires_at - lease - (published_at if read_after is None else read_after)
         elif kind == "exhausted":
@@ -241,15 +267,8 @@ def claim(
             walked = message_id, count
         else:
             flags.add(kind)
-    aside = _set_aside(declaration, undecodable, token, "undecodable payload or headers", using)
-    aside += _set_aside(declaration, exhausted, None, "worker lost: the lease lapsed on the last delivery", using)
     messages.sort(key=attrgetter("id"))
-    if messages:
-        instrumentation.instrument.claimed(
-            lambda: instrumentation.Target(declaration.name, using, declaration.auto_deleted), messages, began
-        )
-    is_closed = not flags.isdisjoint({"paused", "foreign"})
-    return Claim(messages, "suspect" in flags, aside, "more" in flags, is_closed, walked, waits)
+    return _Found(messages, waits, undecodable, exhausted, walked, flags)
 
 
 def _clock(connection: BaseDatabaseWrapper) -> Callable[[float], datetime]:
