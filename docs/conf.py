@@ -25,7 +25,7 @@ author = "django_pgqueue contributors"
 project_copyright = author
 version = release = version_of("django-pg-messagequeue")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext"]
 exclude_patterns = ["_build"]
 nitpicky = False
 
@@ -33,7 +33,9 @@ myst_enable_extensions = ["attrs_block", "deflist"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+# Attributes show their types. Functions keep short signatures: their docstrings say what the arguments are.
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
 autodoc_preserve_defaults = True
 
 html_theme = "furo"
