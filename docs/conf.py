@@ -11,7 +11,7 @@ from django.conf import settings
 from pygments.lexers.special import TextLexer
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
 
 # For the reference, which is made of docstrings. No database is asked.
 settings.configure(
