@@ -20,6 +20,8 @@ settings.configure(
 )
 django.setup()
 
+import statement_list  # noqa: E402 - found by the path above
+
 project = "django_pgqueue"
 author = "django_pgqueue contributors"
 project_copyright = author
@@ -37,6 +39,9 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 autodoc_preserve_defaults = True
+
+# The modules whose statements {statements} lists.
+statement_modules = statement_list.modules()
 
 html_theme = "furo"
 html_title = "django_pgqueue"
@@ -56,3 +61,5 @@ def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("build-finished", carry)
     app.add_lexer("cron", TextLexer)
+    app.add_config_value("statement_modules", [], "env")
+    app.add_directive("statements", statement_list.Statements)
