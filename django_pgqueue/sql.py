@@ -1634,4 +1634,6 @@ STATEMENT_TIMEOUT = "SELECT set_config('statement_timeout', %(limit)s, true)"
 
 # DEFAULT_ISOLATION - what a statement outside a transaction gets.
 DEFAULT_ISOLATION = "SELECT current_setting('default_transaction_isolation')"
+
+# READ_COMMITTED - for the transaction that has just begun; before its first statement.
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"

@@ -1,6 +1,7 @@
 """``{statements}``: every SQL statement of the package, with the comment above it and the function that runs it."""
 
 import ast
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
+unparse = functools.cache(ast.unparse)
 SQL = re.compile(r"\s*(WITH|SELECT|INSERT|UPDATE|DELETE|SET|LOCK)\s")
 Statement = namedtuple("Statement", "module name sql comment run_by")
 
@@ -18,9 +20,8 @@ Statement = namedtuple("Statement", "module name sql comment run_by")
 def modules() -> list[str]:
     """Return the modules that have statements, or functions that run them."""
     services = importlib.import_module("django_pgqueue.services")
-    if not hasattr(services, "__path__"):
-        return ["django_pgqueue.sql", services.__name__]
-    return [module.name for module in pkgutil.iter_modules(services.__path__, f"{services.__name__}.")]
+    found = pkgutil.iter_modules(getattr(services, "__path__", []), f"{services.__name__}.")
+    return [module.name for module in found] or ["django_pgqueue.sql", services.__name__]
 
 
 def statements(names: list[str]) -> Iterator[Statement]:
@@ -35,15 +36,15 @@ def statements(names: list[str]) -> Iterator[Statement]:
                     # A statement that follows another one without a blank line shares its comment.
                     above = re.search(r"(^#.*\n)+\Z", "".join(lines[end : node.lineno - 1]), re.MULTILINE)
                     comment = above[0].replace("# ", "") if above else comment * (node.lineno == end + 1)
-                    yield Statement(module, name, sql, comment, run_by(name, [trees[module], *trees.values()]))
+                    yield Statement(module, name, sql, comment, run_by(module, name, trees))
             end = node.end_lineno or 0
 
 
-def run_by(name: str, trees: list[ast.Module]) -> str:
-    for function in (each for tree in trees for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)):
-        if any(name in (getattr(node, "id", ""), getattr(node, "attr", "")) for node in ast.walk(function)):
-            return function.name
-    return ""
+def run_by(module: str, name: str, trees: dict[str, ast.Module]) -> str:
+    uses = re.compile(rf"(?<![.\w])({module.rpartition('.')[2]}\.)?{name}\b")
+    found = (each for tree in (trees[module], *trees.values()) for each in ast.walk(tree))
+    found = (each.name for each in found if isinstance(each, ast.FunctionDef) and uses.search(unparse(each)))
+    return next(found, "")
 
 
 class Statements(Directive):
