@@ -179,11 +179,11 @@ MUTANTS = (
     ),
     Mutant(
         WRITTEN,
-        "another default than the page has",
+        "another default than projects count on",
         "conf.py",
         "    LEASE: float = 60\n",
         "    LEASE: float = 30\n",
-        (f"{REFERENCE}::test_the_pages_are_made_of_the_code",),
+        (f"{REFERENCE}::test_the_defaults_are_these",),
     ),
     Mutant(
         WRITTEN,
@@ -199,7 +199,7 @@ MUTANTS = (
         "management/commands/consume_queues.py",
         "            default=30.0,\n",
         "            default=60.0,\n",
-        (f"{REFERENCE}::test_the_pages_are_made_of_the_code",),
+        (f"{REFERENCE}::test_the_help_of_an_option_tells_its_default[consume_queues]",),
     ),
     Mutant(
         WRITTEN,
@@ -215,15 +215,15 @@ MUTANTS = (
         "signals.py",
         '    logger.info("queue reaped queue=',
         '    logger.warning("queue reaped queue=',
-        (f"{REFERENCE}::test_the_pages_are_made_of_the_code",),
+        (f"{REFERENCE}::test_a_signal_is_explained[queue_reaped]",),
     ),
     Mutant(
         WRITTEN,
-        "a signal carries more than the page says",
+        "a signal carries more than its comment says",
         "consumer.py",
         "signals.consumer_stopped.send_robust(self.id, using=self.using, queues=names)",
         "signals.consumer_stopped.send_robust(self.id, using=self.using, queues=names, handled=self.handled)",
-        (f"{REFERENCE}::test_the_pages_are_made_of_the_code",),
+        (f"{REFERENCE}::test_a_signal_is_explained[consumer_stopped]",),
     ),
     Mutant(
         WRITTEN,

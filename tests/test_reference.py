@@ -71,7 +71,7 @@ def test_what_there_is_stands_in_the_reference(built: dict[str, str]) -> None:
     for name in COMMANDS:
         shown = built["commands"].partition(f"<h2>{name}<")[2].partition("<h2>")[0]
         for action in own_actions(name):
-            assert f">{', '.join(action.option_strings) or action.metavar}</span>" in shown, f"{name} {action.dest}"
+            assert f"<kbd>{', '.join(action.option_strings) or action.metavar}</kbd>" in shown, f"{name} {action.dest}"
     listed = [each.name for each in statements(modules())]
     assert re.findall(r"<h3>([A-Z_]+)<", built["statements"]) == listed
     headings = {

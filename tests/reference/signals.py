@@ -1,6 +1,7 @@
 """What the code says of the signals: what they are sent with, and what is logged of them."""
 
 import ast
+import functools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ def names() -> list[str]:
     return [name for name, value in vars(signals).items() if isinstance(value, Signal)]
 
 
+@functools.cache
 def arguments() -> dict[str, list[str]]:
     """Return the arguments that each signal is sent with, as the calls in the code have them."""
     found: dict[str, list[str]] = {}
