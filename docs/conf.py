@@ -37,7 +37,7 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 # Attributes show their types. Functions keep short signatures: their docstrings say what the arguments are.
 autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented_params"
+autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
 
 # The modules whose statements {statements} lists.
