@@ -13,52 +13,143 @@ from django.core.exceptions import ImproperlyConfigured
 class Settings:
     """Each annotated attribute is a key of ``PGQUEUE``, its value the default."""
 
-    #: Alias of the database that holds the queues. ``Queue(using=…)`` and ``Topic(using=…)`` name another, which
-    #: needs the tables too.
+    #: Alias of the database that holds the queues. ``Queue(using=…)`` and ``Topic(using=…)`` name another one, which
+    #: must have the tables too.
+    #:
+    #: :allowed: a key of ``DATABASES`` whose database is PostgreSQL (findings E001 and E024)
+    #: :read: at each use
+    #: :example: ``PGQUEUE = {"DATABASE": "queues"}``
     DATABASE: str = "default"
-    #: Alias over which consumers and live subscribers LISTEN, where that of the queues goes through a transaction
-    #: pooler: one that goes to the same database, but to the server itself. ``None``: the alias of the queues.
+
+    #: Alias over which consumers and live subscribers LISTEN. Needed if ``DATABASE`` goes through a transaction
+    #: pooler: this alias must then reach the same database on the server itself. ``None`` means ``DATABASE``.
+    #:
+    #: :allowed: a key of ``DATABASES`` whose database is PostgreSQL, or ``None`` (findings E001 and E024)
+    #: :read: by a consumer when it starts
+    #: :example: ``PGQUEUE = {"LISTEN_DATABASE": "direct"}``
     LISTEN_DATABASE: str | None = None
-    #: Seconds for which a process believes that a queue which it declared is there and fresh. Publishers mark a
-    #: queue as in use at most once in that time, all processes together.
+
+    #: How long a process trusts that a queue it has declared exists and is marked as in use. All processes together
+    #: mark a queue as in use at most once in that time when they publish.
+    #:
+    #: :unit: seconds
+    #: :allowed: a number greater than 0; at most a third of ``REAP_IDLE_AFTER`` (finding W004)
+    #: :read: at each use
+    #: :example: ``PGQUEUE = {"DECLARE_TTL": 30}``
     DECLARE_TTL: float = 15
-    #: Seconds between two heartbeats of a consumer process, which mark its queues as in use. One that missed three
-    #: counts as gone, and another may take over its exclusive queues.
+
+    #: Time between two heartbeats of a consumer process. A heartbeat marks the consumer's queues as in use. A consumer
+    #: that missed three counts as gone, and another one may take over its exclusive queues.
+    #:
+    #: :unit: seconds
+    #: :allowed: a number greater than 0; at most a third of ``REAP_IDLE_AFTER`` (finding W004)
+    #: :read: by a consumer when it starts
+    #: :example: ``PGQUEUE = {"HEARTBEAT_INTERVAL": 30}``
     HEARTBEAT_INTERVAL: float = 60
-    #: Seconds since it was last declared, published to or consumed after which an auto-deleted queue may be reaped,
-    #: if it holds no message and is not paused. Topics leave out bound queues that are idle for so long.
+
+    #: How long an auto-deleted queue must be idle (not declared, published to or consumed) before it may be reaped. A
+    #: queue that is paused or holds a message is not reaped. Topics skip bound queues that have been idle for as long.
+    #:
+    #: :unit: seconds
+    #: :allowed: a number greater than 0; at least three times ``DECLARE_TTL`` and ``HEARTBEAT_INTERVAL`` (finding W004)
+    #: :read: at each use
+    #: :example: ``PGQUEUE = {"REAP_IDLE_AFTER": 86400}``
     REAP_IDLE_AFTER: float = 3600
-    #: Default TTL of messages on auto-deleted queues: seconds after they are due. ``None``: they wait until handled.
-    #: ``Queue(ttl=…)`` and ``publish(ttl=…)`` say otherwise.
+
+    #: Default TTL of messages on auto-deleted queues, counted from when they are due. ``None`` means that they never
+    #: expire. ``Queue(ttl=…)`` and ``publish(ttl=…)`` override it.
+    #:
+    #: :unit: seconds
+    #: :allowed: a number greater than 0, or ``None``
+    #: :read: at each use
+    #: :example: ``PGQUEUE = {"EPHEMERAL_TTL": 60}``
     EPHEMERAL_TTL: float | None = 300
-    #: Default TTL of messages on standing queues: seconds after they are due. ``None``: they wait until handled.
-    #: ``Queue(ttl=…)`` and ``publish(ttl=…)`` say otherwise.
+
+    #: Default TTL of messages on standing queues, counted from when they are due. ``None`` means that they never
+    #: expire. ``Queue(ttl=…)`` and ``publish(ttl=…)`` override it.
+    #:
+    #: :unit: seconds
+    #: :allowed: a number greater than 0, or ``None``
+    #: :read: at each use
+    #: :example: ``PGQUEUE = {"DEFAULT_TTL": 604800}``
     DEFAULT_TTL: float | None = None
-    #: Seconds for which a claim lasts without being extended. A consumer extends its leases three times as often,
-    #: so that messages of one that was killed wait no longer than this. ``Queue(lease=…)`` says otherwise.
+
+    #: How long a claim lasts if it is not extended. A consumer extends its leases three times in that period, so the
+    #: messages of a killed consumer wait at most this long. ``Queue(lease=…)`` overrides it.
+    #:
+    #: :unit: seconds
+    #: :allowed: a number greater than 0
+    #: :read: at each use; by a consumer when it starts
+    #: :example: ``PGQUEUE = {"LEASE": 120}``
     LEASE: float = 60
-    #: How often a message may be claimed before it goes to the dead-letter queue. Declaring a queue writes it to
-    #: the queue's row, which is what counts. ``Queue(max_deliveries=…)`` says otherwise.
+
+    #: How often a message may be claimed before it goes to the dead-letter queue. The value that counts is the one in
+    #: the queue's row, where declaring the queue stores it. ``Queue(max_deliveries=…)`` overrides it.
+    #:
+    #: :unit: deliveries
+    #: :allowed: a whole number greater than 0
+    #: :read: at each use
+    #: :example: ``PGQUEUE = {"MAX_DELIVERIES": 10}``
     MAX_DELIVERIES: int = 5
-    #: Delay before a failed message is delivered again: ``base * factor ** (deliveries - 1)`` seconds, but no more
-    #: than ``max``, then give or take a share of up to ``jitter``. A key that is left out is as by default.
-    #: ``Queue(backoff=…)`` says otherwise, and may be a function.
+
+    #: Delay before a failed message is delivered again: ``base * factor ** (deliveries - 1)`` seconds, at most ``max``
+    #: seconds, varied at random by a share of up to ``jitter``. A missing key has its default. ``Queue(backoff=…)``
+    #: overrides it, and may be a function.
+    #:
+    #: :allowed: ``base`` and ``max`` 0 or greater, ``factor`` 1 or greater, ``jitter`` 0 to 1; no other keys
+    #: :read: at each use
+    #: :example: ``PGQUEUE = {"BACKOFF": {"base": 5, "max": 600}}``
     BACKOFF: dict[str, float] = {"base": 1, "factor": 2, "max": 3600, "jitter": 0.1}
-    #: How many messages of one queue a consumer process holds at once. Never fewer than it handles at once; with
-    #: ``max_deliveries=1`` not more either. ``consume_queues --prefetch`` says otherwise.
+
+    #: How many messages of one queue a consumer process holds at once. It always holds as many as it handles at once,
+    #: and no more than that if ``max_deliveries`` is 1. ``consume_queues --prefetch`` overrides it.
+    #:
+    #: :unit: messages
+    #: :allowed: a whole number greater than 0
+    #: :read: by a consumer when it starts
+    #: :example: ``PGQUEUE = {"PREFETCH": 20}``
     PREFETCH: int = 100
-    #: Seconds between two looks at a queue that nobody woke. While notifications do not arrive it is one second
-    #: at the most.
+
+    #: How often a consumer looks at a queue without being woken. While notifications do not arrive it looks at least
+    #: every second.
+    #:
+    #: :unit: seconds
+    #: :allowed: a number greater than 0
+    #: :read: at each use
+    #: :example: ``PGQUEUE = {"POLL_INTERVAL": 2.5}``
     POLL_INTERVAL: float = 5
-    #: Seconds between two wake-ups of one queue by one process, at the least. 0: each publish wakes.
+
+    #: Shortest time between two notifications that one process sends for one queue. With 0, each publish notifies.
+    #:
+    #: :unit: seconds
+    #: :allowed: a number, 0 or greater
+    #: :read: at each use
+    #: :example: ``PGQUEUE = {"NOTIFY_INTERVAL": 0.5}``
     NOTIFY_INTERVAL: float = 0.05
-    #: How the names of the notification channels begin. Channels belong to the database and not to a
-    #: schema: of several installations in one database, each needs another.
+
+    #: First part of the names of the notification channels. Channels belong to the database, not to a schema: if
+    #: several installations share a database, each needs its own prefix.
+    #:
+    #: :allowed: 1 to 24 letters, digits, dots, hyphens or underscores
+    #: :read: at each use; by a consumer when it starts
+    #: :example: ``PGQUEUE = {"CHANNEL_PREFIX": "shop_staging"}``
     CHANNEL_PREFIX: str = "django_pgqueue"
-    #: Seconds for which the result of a task is kept after its end; that of a dead letter as long as that is
-    #: there. ``None``: for ever.
+
+    #: How long the result of a task is kept after the task has ended. The result of a dead-lettered task is kept at
+    #: least as long as its message. ``None`` means for ever.
+    #:
+    #: :unit: seconds
+    #: :allowed: a number greater than 0, or ``None``
+    #: :read: at each use
+    #: :example: ``PGQUEUE = {"TASK_RESULT_TTL": 604800}``
     TASK_RESULT_TTL: float | None = 86_400
-    #: Largest payload, in bytes of UTF-8 JSON. The headers of a message may be as large again.
+
+    #: Largest payload, measured as UTF-8 JSON. The headers of a message may take as much again.
+    #:
+    #: :unit: bytes
+    #: :allowed: a whole number greater than 0
+    #: :read: at each use
+    #: :example: ``PGQUEUE = {"MAX_PAYLOAD_BYTES": 1048576}``
     MAX_PAYLOAD_BYTES: int = 16 * 1024 * 1024
 
     def __getattribute__(self, name: str) -> Any:

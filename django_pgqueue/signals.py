@@ -1,33 +1,8 @@
 """
-What happens to queues and messages, told as it happens. Receivers format, nobody else does.
+Signals that tell what happens to queues and messages. Receivers format, nobody else does.
 
-The sender of each is the name of the queue, a str (``consumer_*``: the consumer's id, a UUID). A receiver
-that raises is logged by Django (``send_robust``) and changes nothing.
-
-=======================  =======================================================================
-signal                   arguments
-=======================  =======================================================================
-queue_created            using
-queue_healed             using, cause ("revived": the reaper had removed it; "vanished": this process
-                         had known it, and no reaper removed it), standing (bool)
-queue_reaped             using, idle_seconds
-queue_paused             using
-queue_resumed            using
-queue_taken_over         using, consumer: the new owner of an exclusive queue
-messages_published       using, count
-messages_handled         using, count
-message_failed           using, message, error, delay (seconds until it is delivered again)
-messages_dead_lettered   using, ids, target (None: parked where they are), reason
-messages_expired         using, count
-messages_redriven        using, count
-messages_purged          using, count
-orphans_adopted          using, count
-subscription_lagged      using, reason ("full", "disconnected", "expired"), dropped (messages; None: not
-                         known). The sender is the name of the topic.
-lease_lost               using, ids
-consumer_started         using, queues
-consumer_stopped         using, queues
-=======================  =======================================================================
+The sender is the queue's name (a str), if the signal does not say otherwise. A receiver that raises is logged by Django
+(``send_robust``) and changes nothing.
 """
 
 import logging
@@ -37,51 +12,178 @@ from django.dispatch import Signal, receiver
 
 logger = logging.getLogger("django_pgqueue")
 
-#: A queue's row was made, for the first time as far as is known. Inside a transaction: when that commits. Not sent
-#: for a dead-letter queue that is made along with another queue.
+#: A queue's row was created, for the first time as far as is known. Not sent for a dead-letter queue that is created
+#: along with another queue.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :transaction: the caller's; sent when it commits
+#: :logged: DEBUG, ``queue created queue=… using=…``
 queue_created = Signal()
-#: A queue's row was made again: by a publish, a declare, a heartbeat, a consumer or a redrive. Inside a
-#: transaction: when that commits.
+
+#: A queue's row was created again: by a publish, a declare, a heartbeat, a consumer or a redrive.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :param cause: ``"revived"`` if the reaper had deleted the row, which is normal; ``"vanished"`` if this process knew
+#:     the queue and something else deleted its row
+#: :param standing: whether it is a standing queue
+#: :transaction: the caller's; sent when it commits
+#: :logged: INFO if revived, WARNING if vanished, ``queue healed queue=… using=… cause=… standing=…``
 queue_healed = Signal()
-#: The reaper has deleted an idle queue, and that is committed.
+
+#: The reaper deleted an idle queue.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :param idle_seconds: seconds since the queue was last in use
+#: :transaction: the library's own; sent after its commit
+#: :logged: INFO, ``queue reaped queue=… idle_seconds=…``
 queue_reaped = Signal()
-#: A queue was paused, also where it was paused already. Inside a transaction: when that commits.
+
+#: A queue was paused. Also sent if it was paused already.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :transaction: the caller's; sent when it commits
+#: :logged: WARNING, ``queue paused queue=…``
 queue_paused = Signal()
-#: A queue was resumed, also where it was not paused. Inside a transaction: when that commits.
+
+#: A queue was resumed. Also sent if it was not paused.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :transaction: the caller's; sent when it commits
+#: :logged: WARNING, ``queue resumed queue=…``
 queue_resumed = Signal()
-#: A consumer became the owner of an exclusive queue, and that is committed.
+
+#: A consumer became the owner of an exclusive queue.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :param consumer: id of the new owner, a ``UUID``
+#: :transaction: the library's own; sent after its commit
+#: :logged: INFO, ``queue taken over queue=… consumer=…``
 queue_taken_over = Signal()
-#: Messages were published, and are committed: once for each call in autocommit, once for each queue and
-#: transaction otherwise. Copies of a topic's message are told one by one. May count what a savepoint rolled back.
-#: Not sent where AUTOCOMMIT is off.
+
+#: Messages were published: in autocommit one signal for each call, otherwise one for each queue and transaction. Copies
+#: of a topic's message are signalled one by one. The count may include messages that a savepoint rolled back. Not sent
+#: if ``AUTOCOMMIT`` is off.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :param count: number of messages
+#: :transaction: the caller's; sent when it commits
+#: :logged: no
 messages_published = Signal()
-#: A consumer settled messages whose handlers ended well, and that is committed. With ``ack="early"`` also those
-#: whose handlers failed. With that and with ``ack="atomic"`` one whose lease was lost counts too. Not sent for what
-#: ``Queue.ack()`` settles.
+
+#: A consumer settled messages whose handlers succeeded. With ``ack="early"`` it also counts messages whose handlers
+#: failed. With ``ack="early"`` and ``ack="atomic"`` it also counts a message whose lease was lost. Not sent for
+#: messages that ``Queue.ack()`` settles.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :param count: number of messages
+#: :transaction: the one that settles them; sent after its commit
+#: :logged: no
 messages_handled = Signal()
-#: A handler raised, or named the message in what it returned; before the message is given back. Sent as well for
-#: the last delivery, after which it goes to the dead-letter queue. Not for ``Reject``, nor for a failure after an
-#: early ack.
+
+#: A handler raised, or returned the message as failed. Also sent for the last delivery, after which the message goes to
+#: the dead-letter queue. Not sent for ``Reject``, nor for a failure after an early ack.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :param message: the ``Message``
+#: :param error: the exception as text, or the reason of a ``Nack``
+#: :param delay: seconds until the message is delivered again
+#: :transaction: none; sent before the message is given back
+#: :logged: WARNING, ``message failed queue=… id=… delivery=… error=… delay=…``
 message_failed = Signal()
-#: Messages were set aside: rejected, delivered too often, undecodable, not of the queue's schema, or expired where a
-#: dead-letter queue is configured. Inside a transaction: when that commits.
+
+#: Messages were dead-lettered: rejected, delivered too often, impossible to decode, not of the queue's schema, or
+#: expired on a queue with a configured dead-letter queue.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :param ids: list of the messages' ids
+#: :param target: name of the dead-letter queue; ``None`` if the messages are parked where they are
+#: :param reason: reason of the first message
+#: :transaction: the caller's; sent when it commits
+#: :logged: WARNING, ``messages dead-lettered queue=… target=… reason=… count=… ids=…``
 messages_dead_lettered = Signal()
-#: The reaper has deleted messages whose TTL had passed, and that is committed.
+
+#: The reaper deleted messages whose TTL had passed.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :param count: number of messages
+#: :transaction: the library's own; sent after its commit
+#: :logged: WARNING, ``messages expired queue=… count=…``
 messages_expired = Signal()
-#: Dead letters were sent back: once for each batch. Inside a transaction: when that commits.
+
+#: Dead letters were sent back. One signal for each batch.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :param count: number of messages
+#: :transaction: the caller's; sent when it commits
+#: :logged: INFO, ``messages redriven queue=… count=…``
 messages_redriven = Signal()
-#: Messages were purged: once for each batch. Inside a transaction: when that commits.
+
+#: Messages were purged. One signal for each batch.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :param count: number of messages
+#: :transaction: the caller's; sent when it commits
+#: :logged: WARNING, ``messages purged queue=… count=…``
 messages_purged = Signal()
-#: Orphans were given back to their queue, and that is committed: once for each batch.
+
+#: Orphans were given back to their queue. One signal for each batch.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :param count: number of messages
+#: :transaction: the library's own; sent after its commit
+#: :logged: WARNING, ``orphans adopted queue=… count=…``
 orphans_adopted = Signal()
-#: A live subscription missed messages. That its buffer is full is told once until it has caught up.
+
+#: A live subscription missed messages. A full buffer is signalled once until the subscription has caught up.
+#:
+#: :param sender: name of the topic
+#: :param using: alias of the database
+#: :param reason: ``"full"`` if its buffer was full, ``"disconnected"`` once it is connected again, ``"expired"`` if a
+#:     large message was deleted before it was read
+#: :param dropped: number of missed messages; ``None`` if it is not known
+#: :transaction: none
+#: :logged: WARNING, ``subscription lagged topic=… reason=… dropped=…``
 subscription_lagged = Signal()
-#: Messages could not be settled, because their lease is no longer the caller's. At once, inside a transaction too.
-#: Not sent by ``extend()``.
+
+#: Messages could not be settled because the caller no longer holds their lease. Not sent by ``extend()``.
+#:
+#: :param sender: name of the queue
+#: :param using: alias of the database
+#: :param ids: list of the messages' ids
+#: :transaction: the caller's; sent at once
+#: :logged: WARNING, ``lease lost queue=… count=… ids=…``
 lease_lost = Signal()
-#: A consumer process has declared its queues and written its first heartbeat; before it claims.
+
+#: A consumer process has declared its queues and written its first heartbeat. It has not claimed yet.
+#:
+#: :param sender: id of the consumer, a ``UUID``
+#: :param using: alias of the database
+#: :param queues: list of the names of its queues
+#: :transaction: the library's own; sent after its commit
+#: :logged: INFO, ``consumer started consumer=… queues=…``
 consumer_started = Signal()
-#: A consumer process has ended. Its row is gone, unless the database is away.
+
+#: A consumer process has ended. Its row is deleted, unless the database is away.
+#:
+#: :param sender: id of the consumer, a ``UUID``
+#: :param using: alias of the database
+#: :param queues: list of the names of its queues
+#: :transaction: none; sent before ``run()`` returns
+#: :logged: INFO, ``consumer stopped consumer=… queues=…``
 consumer_stopped = Signal()
 
 

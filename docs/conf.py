@@ -11,7 +11,7 @@ from django.conf import settings
 from pygments.lexers.special import TextLexer
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
 
 # For the reference, which is made of docstrings. No database is asked.
 settings.configure(
@@ -20,12 +20,14 @@ settings.configure(
 )
 django.setup()
 
+import statement_list  # noqa: E402 - found by the path above
+
 project = "django_pgqueue"
 author = "django_pgqueue contributors"
 project_copyright = author
 version = release = version_of("django-pg-messagequeue")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext"]
 exclude_patterns = ["_build"]
 nitpicky = False
 
@@ -33,8 +35,13 @@ myst_enable_extensions = ["attrs_block", "deflist"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
+# Attributes show their types. Functions keep short signatures: their docstrings say what the arguments are.
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
+
+# The modules whose statements {statements} lists.
+statement_modules = statement_list.modules()
 
 html_theme = "furo"
 html_title = "django_pgqueue"
@@ -54,3 +61,5 @@ def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("build-finished", carry)
     app.add_lexer("cron", TextLexer)
+    app.add_config_value("statement_modules", [], "env")
+    app.add_directive("statements", statement_list.Statements)

@@ -7,17 +7,20 @@ import inspect
 import json
 import re
 import threading
+from argparse import SUPPRESS, Action
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import FunctionType
 from typing import Any
 from uuid import UUID
 
+import command_parsers
 import pytest
 from django.apps import apps
-from django.core.management import call_command
+from django.core.management import call_command, get_commands, load_command_class
 from django.dispatch import Signal
 from django.test import override_settings
+from statement_list import modules, statements
 
 import django_pgqueue
 from django_pgqueue import Message, Queue, Topic, TopicMessage, checks, conf, signals
@@ -31,14 +34,15 @@ from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import notifying, session
 from django_pgqueue.services.counting import QueueStats
 from django_pgqueue.subscriptions import LiveMessages, Subscription
-from tests.reference import DOCS, PAGES, command_words, commands, made, settings, tables
+from django_pgqueue.validation import MAX_COUNT, MAX_SECONDS
+from tests.reference import DOCS, PAGES, tables
 from tests.reference import signals as signals_page
+from tests.reference.documented import build, documented
 from tests.support import delete_queue, fetch, make_message, make_queue, wait_until
 from tests.workers import consuming, drain
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ROOT = DOCS.parent
 API = DOCS / "api.md"
 
 
@@ -48,59 +52,133 @@ API = DOCS / "api.md"
 @pytest.mark.parametrize("name", PAGES)
 def test_the_pages_are_made_of_the_code(name: str) -> None:
     """When this fails: `python -m tests.reference`, and words where it asks for them."""
-    assert (DOCS / f"{name}.md").read_text() == made(name)
+    assert (DOCS / f"{name}.md").read_text() == PAGES[name]()
 
 
-def test_what_there_is_stands_in_the_reference() -> None:
-    """Every setting, command, signal, table and finding has a heading of its own."""
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The pages that Sphinx makes of the code, as HTML."""
+    return build(tmp_path_factory.mktemp("html"), "settings", "signals", "commands", "statements")
+
+
+def test_what_there_is_stands_in_the_reference(built: dict[str, str]) -> None:
+    """Every setting, signal, command, option, statement, table and finding, in its order."""
+    assert re.findall(r'<dt .*? id="django_pgqueue\.conf\.Settings\.(\w+)"', built["settings"]) == list(SETTING_TYPES)
+    assert re.findall(r'<dt .*? id="django_pgqueue\.signals\.(\w+)"', built["signals"]) == signals_page.names()
+    assert re.findall(r"<h2>(\w+)<", built["commands"]) == COMMANDS
+    assert len(COMMANDS) >= 10
+    for name in COMMANDS:
+        shown = built["commands"].partition(f"<h2>{name}<")[2].partition("<h2>")[0]
+        for action in own_actions(name):
+            assert f"<kbd>{', '.join(action.option_strings) or action.metavar}</kbd>" in shown, f"{name} {action.dest}"
+    listed = [each.name for each in statements(modules())]
+    assert re.findall(r"<h3>([A-Z_]+)<", built["statements"]) == listed
     headings = {
-        page: re.findall(r"^## (\S+)", (DOCS / f"{page}.md").read_text(), re.MULTILINE) for page in (*PAGES, "findings")
+        page: re.findall(r"^## (\S+)", (DOCS / f"{page}.md").read_text(), re.MULTILINE)
+        for page in ("tables", "findings")
     }
-    assert headings["settings"] == list(SETTING_TYPES)
-    assert headings["commands"] == commands.names()
-    assert len(commands.names()) >= 10
-    assert headings["signals"] == [name for name, value in vars(signals).items() if isinstance(value, Signal)]
     found = [model._meta.db_table for model in apps.get_app_config("django_pgqueue").get_models()]
     assert headings["tables"][: len(found)] == found
     assert headings["findings"] == list(FINDINGS)
 
 
+def test_a_default_and_an_option_are_seen_as_they_are(built: dict[str, str]) -> None:
+    """Values and types of settings, and no options of Django's own."""
+    page = re.sub(r"<[^>]+>", "", built["settings"])
+    assert "LEASE: float = 60" in page
+    assert "LISTEN_DATABASE: str | None = None" in page
+    assert "--traceback" not in built["commands"].partition("<h2>")[2]
+
+
 def test_a_thing_without_words_fails_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new command, setting, column or index cannot come without them, and none outlives what it is about."""
-    for words, key, page in (
-        (command_words.COMMANDS, "reap_queues", "commands"),
-        (command_words.OPTIONS, "purge_queue NAME", "commands"),
-        (command_words.UNITS, "--grace", "commands"),
-        (settings.EXAMPLES, "LEASE", "settings"),
-        (signals_page.TESTS, "lease_lost", "signals"),
-        (tables.COLUMNS, "queueconsumer.pid", "tables"),
-        (tables.INDEXES, "django_pgqueue_item_claim_idx", "tables"),
+    """A new column or index cannot come without them, and none outlives what it is about."""
+    for words, key in (
+        (tables.COLUMNS, "queueconsumer.pid"),
+        (tables.INDEXES, "django_pgqueue_item_claim_idx"),
     ):
         with monkeypatch.context() as patch:
             patch.delitem(words, key)
             with pytest.raises((AssertionError, KeyError), match=re.escape(key)):
-                made(page)
-    for words, page in ((command_words.COMMANDS, "commands"), (tables.COLUMNS, "tables"), (tables.INDEXES, "tables")):
+                tables.page()
         with monkeypatch.context() as patch:
             patch.setitem(words, "gone", next(iter(words.values())))
             with pytest.raises(AssertionError, match="gone"):
-                made(page)
+                tables.page()
 
 
 # --- Settings -------------------------------------------------------------------------------------
+
+SETTINGS = documented("django_pgqueue.conf", "Settings")
+
+#: What a project gets that sets nothing: a change of these changes what it does.
+DEFAULTS = {
+    "DATABASE": "default",
+    "LISTEN_DATABASE": None,
+    "DECLARE_TTL": 15,
+    "HEARTBEAT_INTERVAL": 60,
+    "REAP_IDLE_AFTER": 3600,
+    "EPHEMERAL_TTL": 300,
+    "DEFAULT_TTL": None,
+    "LEASE": 60,
+    "MAX_DELIVERIES": 5,
+    "BACKOFF": {"base": 1, "factor": 2, "max": 3600, "jitter": 0.1},
+    "PREFETCH": 100,
+    "POLL_INTERVAL": 5,
+    "NOTIFY_INTERVAL": 0.05,
+    "CHANNEL_PREFIX": "django_pgqueue",
+    "TASK_RESULT_TTL": 86_400,
+    "MAX_PAYLOAD_BYTES": 16_777_216,
+}
+
+
+def is_allowed(key: str, value: object) -> bool:
+    return not checks._problem(key, value)
+
+
+def test_the_defaults_are_these() -> None:
+    """Those of the settings, in their order."""
+    assert {key: getattr(Settings, key) for key in SETTING_TYPES} == DEFAULTS
+    assert list(DEFAULTS) == list(SETTING_TYPES) == list(SETTINGS)
+
+
+@pytest.mark.parametrize("key", SETTING_TYPES)
+def test_a_setting_is_explained(key: str) -> None:
+    """What it is, its unit, what is allowed, when it is read, an example."""
+    assert SETTINGS[key].text
+    unit = ["unit"] if is_allowed(key, 1) else []
+    assert list(SETTINGS[key].fields) == [*unit, "allowed", "read", "example"]
+    assert all(SETTINGS[key].fields.values())
+
+
+@pytest.mark.parametrize("key", SETTING_TYPES)
+def test_a_setting_allows_what_its_comment_says(key: str) -> None:
+    """The check is asked."""
+    fields, text = SETTINGS[key].fields, SETTINGS[key].fields["allowed"]
+    assert is_allowed(key, None) == ("or ``None``" in text)
+    if not is_allowed(key, 1):
+        return
+    assert is_allowed(key, 1.5) == text.startswith("a number") == (fields["unit"] == "seconds")
+    assert is_allowed(key, 1.5) != text.startswith("a whole number")
+    assert is_allowed(key, 0) == ("0 or greater" in text) != ("greater than 0" in text)
+    assert not is_allowed(key, -1)
+    most = MAX_SECONDS if is_allowed(key, 1.5) else MAX_COUNT
+    assert is_allowed(key, most) and not is_allowed(key, most + 1)
+    assert f"at most {most:,}" in " ".join((DOCS / "settings.md").read_text().split())
 
 
 @pytest.mark.parametrize("key", SETTING_TYPES)
 def test_an_example_of_a_setting_is_allowed_and_takes_effect(key: str) -> None:
     """The line that shows how to change it, read live."""
-    with override_settings(PGQUEUE={key: settings.EXAMPLES[key]}):
+    example = ast.literal_eval(SETTINGS[key].fields["example"].strip("`").removeprefix("PGQUEUE = "))
+    assert list(example) == [key]
+    with override_settings(PGQUEUE=example):
         assert checks.check_settings(None) == []
-        assert getattr(conf.settings, key) == settings.EXAMPLES[key]
-    assert getattr(conf.settings, key) == getattr(Settings, key) != settings.EXAMPLES[key]
+        assert getattr(conf.settings, key) == example[key]
+    assert getattr(conf.settings, key) == getattr(Settings, key) != example[key]
 
 
 @pytest.mark.parametrize(
-    ("backoff", "is_allowed"),
+    ("backoff", "is_good"),
     [
         ({"base": 0, "max": 0, "factor": 1, "jitter": 0}, True),
         ({"jitter": 1}, True),
@@ -112,12 +190,66 @@ def test_an_example_of_a_setting_is_allowed_and_takes_effect(key: str) -> None:
     ],
     ids=repr,
 )
-def test_the_back_off_is_bounded_as_the_page_says(backoff: dict[str, float], is_allowed: bool) -> None:
-    """The words for it are written by hand."""
-    assert settings.is_allowed("BACKOFF", backoff) == is_allowed
+def test_the_back_off_is_bounded_as_its_comment_says(backoff: dict[str, float], is_good: bool) -> None:
+    """The words for it are its own."""
+    assert is_allowed("BACKOFF", backoff) == is_good
 
 
 # --- Commands -------------------------------------------------------------------------------------
+
+COMMANDS = sorted(name for name, app in get_commands().items() if app == "django_pgqueue")
+
+
+def own_actions(name: str) -> list[Action]:
+    """Return a command's arguments and options, without those that all commands have."""
+    return [action for action in getattr(command_parsers, name)._actions if action.help != SUPPRESS]
+
+
+def told(name: str) -> dict[str, str]:
+    """Return what a command's help says below its options, by the label of the paragraph."""
+    epilog = load_command_class("django_pgqueue", name).epilog
+    paragraphs = [" ".join(each.split()) for each in epilog.split("\n\n")]
+    return dict(re.findall(r"^(Exit status|Signals|Output): (.+)", "\n".join(paragraphs), re.MULTILINE))
+
+
+def keys_of(name: str) -> list[str]:
+    """Return the keys of a command's JSON that the page lists."""
+    section = (DOCS / "commands.md").read_text().partition(f"## {name}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `(\w+)` \| .", section, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_explained(name: str) -> None:
+    """What it does, its arguments and options, exit status, signals, output, and the keys of its JSON."""
+    command = load_command_class("django_pgqueue", name)
+    assert command.help
+    assert list(told(name)) == ["Exit status", "Signals", "Output"]
+    for action in own_actions(name):
+        assert action.help, f"{name} {action.dest}"
+        # Of those that take a number with a lower bound.
+        if isinstance(action.type, FunctionType):
+            least = inspect.getclosurevars(action.type).nonlocals["least"]
+            assert re.search(rf"at least {least:g}(?![\d.])", action.help), f"{name} {action.dest}"
+    has_format = any(action.dest == "format" for action in own_actions(name))
+    assert bool(keys_of(name)) == (has_format or name == "consume_queues")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_an_option_tells_its_default(name: str) -> None:
+    """The one that it has."""
+    for action in own_actions(name):
+        told = re.search(r"\(default: ([^),]+)", action.help or "")
+        default = action.default
+        if default is None or default == [] or isinstance(default, bool):
+            continue
+        value = f"{default:g}" if isinstance(default, int | float) else str(default)
+        assert told and told[1] == {"-": "standard input"}.get(value, value), f"{name} {action.dest}"
+
+
+def test_help_keeps_its_paragraphs() -> None:
+    """And wraps them."""
+    text = load_command_class("django_pgqueue", "pause_queue").create_parser("manage.py", "pause_queue").format_help()
+    assert re.search(r"\n\nExit status: 0 if .*\n.*\.\n\nSignals: .*\n\nOutput: \"paused NAME\"", text)
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, **options: Any) -> str:
@@ -144,24 +276,16 @@ def test_json_has_the_keys_of_the_page(work: None, capsys: pytest.CaptureFixture
     found = json.loads(printed(capsys, *arguments, "--format", "json"))
     assert found
     for each in found if isinstance(found, list) else [found]:
-        assert list(each) == list(command_words.COMMANDS[arguments[0]].keys)
-
-
-def test_a_command_with_a_format_must_say_what_its_json_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or the page is not made."""
-    silent = dataclasses.replace(command_words.COMMANDS["reap_queues"], json="")
-    monkeypatch.setitem(command_words.COMMANDS, "reap_queues", silent)
-    with pytest.raises(AssertionError, match="reap_queues: say what"):
-        made("commands")
+        assert list(each) == keys_of(arguments[0])
 
 
 def test_a_probe_answers_with_the_keys_of_the_page() -> None:
     """/livez, /readyz and the file."""
-    report = Health(Consumer([make_handler(Queue("q"), print)])).report()
-    assert list(dataclasses.asdict(report)) == list(command_words.COMMANDS["consume_queues"].keys)
+    report = Health(Consumer([Queue("q").make_handler(print)])).report()
+    assert list(dataclasses.asdict(report)) == keys_of("consume_queues")
 
 
-def test_commands_print_what_the_page_says(work: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_print_what_their_help_says(work: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Word for word, but for numbers and names."""
     Queue("q", max_deliveries=1).publish(1)
     for arguments in (
@@ -176,21 +300,37 @@ def test_commands_print_what_the_page_says(work: None, capsys: pytest.CaptureFix
     ):
         line = printed(capsys, *arguments).splitlines()[0]
         said = re.sub(r" q$", " NAME", re.sub(r"\d+", "N", line))
-        assert f"`{said}`" in command_words.COMMANDS[arguments[0]].prints, arguments
+        assert f'"{said}' in told(arguments[0])["Output"], arguments
     assert printed(capsys, "diagnose_queues").splitlines()[-1].rpartition(" ")[2] in ("findings", "finding", "wrong")
 
 
-def test_an_exit_status_is_on_the_page() -> None:
+def test_an_exit_status_is_in_the_help() -> None:
     """Those that are written as numbers in the commands."""
-    for name in commands.names():
-        source = inspect.getsource(commands.load_command_class("django_pgqueue", name).__class__)
-        for status in re.findall(r"returncode=(\d+)", source):
-            assert int(status) in command_words.COMMANDS[name].exits, f"{name}: {status}"
-        assert ("progress_line" in source) == (130 in command_words.COMMANDS[name].exits), name
-    assert set(command_words.COMMANDS["diagnose_queues"].exits) == {0, 1, 2}
+    exits = {name: set(re.findall(r"\b(\d+),? (?:also )?if\b", told(name)["Exit status"])) for name in COMMANDS}
+    for name in COMMANDS:
+        source = inspect.getsource(type(load_command_class("django_pgqueue", name)))
+        assert {"0", "1", *re.findall(r"returncode=(\d+)", source)} <= exits[name], name
+        assert ("progress_line" in source) == ("130" in exits[name]), name
+    assert exits["diagnose_queues"] == {"0", "1", "2"}
 
 
 # --- Signals --------------------------------------------------------------------------------------
+
+SIGNALS = documented("django_pgqueue.signals")
+
+
+@pytest.mark.parametrize("name", signals_page.names())
+def test_a_signal_is_explained(name: str) -> None:
+    """When it is sent, its arguments as the code sends them, the transaction, the log line as it is logged."""
+    text, fields = SIGNALS[name].text, SIGNALS[name].fields
+    sent = signals_page.arguments()[name]
+    assert text
+    assert list(fields) == [*(f"param {each}" for each in ("sender", *sent)), "transaction", "logged"]
+    assert all(fields.values())
+    lines = signals_page.logged(name, sent)
+    levels, _, line = fields["logged"].partition(", ``") if len(lines) < 2 else fields["logged"].rpartition(", ``")
+    assert re.findall(r"[A-Z]{4,}", levels) == [level for level, _ in lines]
+    assert {line.strip("`")} == ({line for _, line in lines} or {""})
 
 
 @contextlib.contextmanager
@@ -293,14 +433,14 @@ CAUSES: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", signals_page.names())
-def test_a_signal_is_sent_with_the_arguments_of_the_page(name: str) -> None:
+def test_a_signal_is_sent_with_the_arguments_of_its_comment(name: str) -> None:
     """And with its sender, by what really happens."""
     with heard(getattr(signals, name)) as told:
         CAUSES[name]()
     told = [(sender, sent) for sender, sent in told if sender == "q" or isinstance(sender, UUID)]
     assert told
     sender, sent = told[0]
-    assert isinstance(sender, UUID if "UUID" in signals_page.SENDERS.get(name, "") else str)
+    assert isinstance(sender, UUID if "UUID" in SIGNALS[name].fields["param sender"] else str)
     assert list(sent) == signals_page.arguments()[name]
 
 
@@ -346,26 +486,6 @@ def test_a_consumer_tells_of_its_start_and_end() -> None:
         signals.consumer_started.disconnect(started)
         signals.consumer_stopped.disconnect(stopped)
     assert order == [("started", True), ("handled", True), ("stopped", False)]
-
-
-@pytest.mark.parametrize("test", sorted(set(signals_page.TESTS.values())))
-def test_the_tests_that_the_page_names_are_there(test: str) -> None:
-    """In their files."""
-    path, _, name = test.partition("::")
-    functions = {
-        node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)
-    }
-    assert name in functions
-
-
-def test_the_docstring_of_the_signals_has_their_arguments() -> None:
-    """The table that `help(django_pgqueue.signals)` shows."""
-    text = " ".join((signals.__doc__ or "").partition("===\n")[2].split())
-    rows = re.split(rf"\b({'|'.join(signals_page.names())})\b(?= using)", text)
-    told = dict(zip(rows[1::2], rows[2::2], strict=True))
-    assert list(told) == signals_page.names()
-    for name, arguments in signals_page.arguments().items():
-        assert all(re.search(rf"\b{argument}\b", told[name]) for argument in arguments), name
 
 
 # --- Tables ---------------------------------------------------------------------------------------
@@ -418,7 +538,7 @@ def test_the_indexes_and_constraints_are_those_of_the_database() -> None:
     ((triggers,),) = fetch(
         "SELECT array_agg(tgname::text) FROM pg_trigger WHERE NOT tgisinternal AND tgname ~ 'pgqueue'"
     )
-    assert all(f"`{trigger}`" in made("tables") for trigger in triggers)
+    assert all(f"`{trigger}`" in tables.page() for trigger in triggers)
 
 
 def test_each_message_is_in_the_state_of_its_condition_and_in_no_other() -> None:

@@ -3,16 +3,17 @@
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DatabaseError, connections
 
 from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import PGQueueError
 from django_pgqueue.management.arguments import refusal
+from django_pgqueue.management.explained import ExplainedCommand
 from django_pgqueue.queues import Queue, queue_named
 
 
-class QueuesCommand(BaseCommand):
+class QueuesCommand(ExplainedCommand):
     """``act`` is done to each queue, and ``done`` said of it; what fails does not keep the others from it."""
 
     done: str
@@ -22,8 +23,8 @@ class QueuesCommand(BaseCommand):
         raise NotImplementedError
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("names", nargs="+", metavar="NAME")
-        parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
+        parser.add_argument("names", nargs="+", metavar="NAME", help="queues")
+        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])

@@ -1,12 +1,29 @@
 """
-The only SQL on the tables: one module for each phase of a message's life.
+The only SQL on the tables. One module for each phase of a message's life; in it each statement stands directly
+above the one function that runs it.
 
-TODO-DOC
+==================  ==========================================================================
+``declaring``       make queues, write their attributes, mark them as in use
+``publishing``      insert messages; heal queues that are missing; what follows a commit
+``topics``          publish to topics, bind queues to them
+``notifying``       wake consumers
+``claiming``        lease messages; when to look again
+``settling``        extend, ack, nack, reject, release
+``dead_letters``    set messages aside, send them back
+``tasks``           what is kept of Django's tasks
+``operating``       pause, resume, purge
+``consumers``       heartbeats of consumers, owners of exclusive queues
+``reaping``         remove what expired or fell idle, adopt orphans
+``minutes``         what became of messages, minute by minute
+``counting``        queues in numbers
+``diagnosing``      what the tables and the server report
+``journaling``      what the testing helpers note
+``session``         run a statement: transaction, isolation, timeouts
+``beliefs``         what this process believes of queues
+==================  ==========================================================================
 
-Every runtime statement, in the order in which a message lives. ``services.py`` runs them.
-
-Written out in full, so that each can be pasted into psql after its ``%(parameters)s`` are filled.
-Two rules hold for all of them:
+Each statement is written out in full, so that it can be pasted into psql after its ``%(parameters)s`` are filled.
+Two rules hold for all statements:
 
 * The clock is ``statement_timestamp()``: ``now()`` is the transaction's start and lags behind by
   the transaction's age, ``clock_timestamp()`` is volatile and cannot be used with an index.
@@ -14,8 +31,11 @@ Two rules hold for all of them:
   again would lock more rows than it was asked for.
 
 A walk that must follow an index reads ``FROM item, generate_series(1, (SELECT 1)) AS once`` with a
-plain ``LIMIT``. It joins one row, which the planner takes for a thousand: it then expects that
+plain ``LIMIT``. It joins one row, which the planner takes for a thousand. It then expects that
 sorting costs a thousand times more than it saves, and keeps the index's order whatever its
-statistics say of the table (from when it was empty, or not yet full: it believes that the walk is
-one row long, and would fetch and sort the whole backlog).
+statistics say about the table. (With statistics from when the table was empty, it believes that the walk is
+one row long, and would fetch and sort the whole backlog.)
+
+Publishing inherits the caller's transaction. What is the library's own (claims, settling, refreshes, reaping) is
+READ COMMITTED whatever the default of the database is.
 """

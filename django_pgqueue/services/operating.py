@@ -8,9 +8,9 @@ from django_pgqueue import signals
 from django_pgqueue.exceptions import QueueNotFound
 from django_pgqueue.services import notifying, session
 
-# PAUSE, RESUME - stop and start claims. A column of the operators', which no declare writes.
+# PAUSE - stop claims of a queue. No declare writes this column: it belongs to operators.
 # Locks: the queue's row, as an update of a non-key column does.
-# Return the name, or no row: there is no such queue.
+# Returns the name, or no row if there is no such queue.
 PAUSE = """
 UPDATE django_pgqueue_messagequeue
 SET paused_at = coalesce(paused_at, statement_timestamp())
@@ -26,6 +26,9 @@ def pause(name: str, using: str) -> None:
     session.once_committed(lambda: signals.queue_paused.send_robust(name, using=using), using)
 
 
+# RESUME - start claims of a queue again.
+# Locks: as PAUSE.
+# Returns the name, or no row if there is no such queue.
 RESUME = """
 UPDATE django_pgqueue_messagequeue SET paused_at = NULL WHERE name = %(name)s RETURNING name
 """

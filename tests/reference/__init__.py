@@ -1,20 +1,16 @@
 """
-The pages of the reference that are made from the code: settings, commands, signals, tables.
+What the reference in docs/ is made of, for the tests that hold it against the code.
 
-`python -m tests.reference` writes them; a test compares them. Each module makes one page. What the code says of
-itself (comments, help texts, docstrings) is taken from there. What it does not say stands in the module as words;
-where words are missing, or left over, making the page fails and says which.
+Sphinx makes most of it: settings, signals and the Python API of the comments and docstrings where they are defined,
+commands of their help texts. One page is written by `python -m tests.reference`: tables. What the models do not say
+stands in `tables.py` as words; where words are missing, or left over, making the page fails and says which.
 """
 
-import importlib
 from pathlib import Path
+
+from tests.reference import tables
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 
-PAGES = ("settings", "commands", "signals", "tables")
-
-
-def made(name: str) -> str:
-    """Return what docs/NAME.md should be."""
-    text: str = importlib.import_module(f"tests.reference.{name}").page()
-    return text
+#: The pages that are made of the code here, and not by Sphinx.
+PAGES = {"tables": tables.page}

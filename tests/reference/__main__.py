@@ -4,10 +4,11 @@ import os
 
 import django
 
-from tests.reference import DOCS, PAGES, made
-
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     django.setup()
-    for name in PAGES:
-        (DOCS / f"{name}.md").write_text(made(name))
+
+    from tests.reference import DOCS, PAGES
+
+    for name, page in PAGES.items():
+        (DOCS / f"{name}.md").write_text(page())

@@ -87,13 +87,13 @@ The queue must be there: otherwise it is a foreign-key violation (23503), at onc
 for a delay, `expires_at` for a TTL (the default TTLs of the settings are not for SQL), `headers` as a JSON object;
 leave the rest alone. The insert does not mark the queue as in use, so that an auto-deleted one needs somebody who does.
 
-Consumers find the message when they look next, within [POLL_INTERVAL](settings.md#poll_interval). This wakes them
+Consumers find the message when they look next, within [POLL_INTERVAL](settings.md). This wakes them
 earlier; send it after the commit, because within the transaction it makes all commits of the database stand in line:
 
 ```sql
 {NOTIFY}```
 
-`django_pgqueue` is the [CHANNEL_PREFIX](settings.md#channel_prefix). What is longer than 63 bytes in all is hashed,
+`django_pgqueue` is the [CHANNEL_PREFIX](settings.md). What is longer than 63 bytes in all is hashed,
 which takes the library.
 """
 

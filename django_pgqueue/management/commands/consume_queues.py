@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
@@ -17,6 +17,7 @@ from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.consumer.handler import Handler
 from django_pgqueue.consumer.health import Health
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
+from django_pgqueue.management.explained import ExplainedCommand
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.queues import Queue, queue_named
 from django_pgqueue.task_backend import queues
@@ -28,55 +29,80 @@ EXIT_TIMEOUT = 5.0
 EXIT_NOW_TIMEOUT = 2.0
 
 
-class Command(BaseCommand):
+class Command(ExplainedCommand):
     help = "Run the handlers and tasks of the named queues, or of all queues that have any."
+    epilog = """
+    All queues must be in the same database. The process declares its queues, writes heartbeats, extends leases and
+    listens for notifications. It waits for a database that is away. Handlers are declared in queues.py modules. With
+    --handler, a queue that is not declared in this project keeps the attributes in its row, or is created as
+    Queue(NAME).
+
+    Exit status: 0 if a signal ended it, if --drain found nothing more to do, or if --max-messages messages were
+    handled. Handlers that run longer than --grace do not change this: their leases expire. 1 if it could not start:
+    there is no handler, a function cannot be imported, the queues are in several databases, a port is taken, or the
+    database refuses. Also 1 if the database kept it from ending.
+
+    Signals: after the first SIGTERM or SIGINT it claims nothing more, gives running handlers --grace seconds, and gives
+    the other messages back at once, without counting a delivery. After the second signal it does not wait for handlers.
+    If the database keeps it from ending, it ends 5 seconds after the grace period, or 2 seconds after the second
+    signal. SIGKILL loses no message: the leases expire and the messages are delivered again.
+
+    Output: nothing but the log. With --verbosity 2 it ends with "handled N messages".
+    """
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("names", nargs="*", metavar="NAME", help="queues (default: all that have a handler)")
-        parser.add_argument("--handler", metavar="PATH", help="dotted path of a function to run instead of theirs")
+        parser.add_argument("names", nargs="*", metavar="NAME", help="queues (default: all with a handler)")
+        parser.add_argument("--handler", metavar="PATH", help="dotted path of a function to run instead")
         parser.add_argument(
             "--concurrency",
             type=at_least(1),
-            help="messages of a queue handled at once (default: as declared)",
+            help="messages of a queue to handle at once, at least 1 (default: as declared)",
         )
         parser.add_argument(
             "--prefetch",
             type=at_least(1),
-            help="messages of a queue held at once (default: PREFETCH)",
+            help="messages of a queue to hold at once, at least 1 (default: PREFETCH)",
         )
-        parser.add_argument("--drain", action="store_true", help="exit when nothing is ready and nothing is held")
-        parser.add_argument("--max-messages", type=at_least(1), help="exit after so many messages")
+        parser.add_argument("--drain", action="store_true", help="exit when no message is ready or held")
+        parser.add_argument("--max-messages", type=at_least(1), help="exit after this many messages, at least 1")
         parser.add_argument(
             "--grace",
             type=at_least(0.0),
             default=30.0,
-            help="seconds that running handlers get after SIGTERM (default: 30)",
+            help="seconds that running handlers get after SIGTERM, at least 0 (default: 30)",
         )
 
         parser.add_argument(
             "--health-port",
             type=at_least(0),
             metavar="PORT",
-            help="answer probes by HTTP: /livez (restart it if not) and /readyz (it does its work)",
+            help="port for HTTP probes, at least 0: /livez (restart it if this fails) and /readyz (it does its work)",
         )
-        parser.add_argument("--health-host", default="0.0.0.0", help="address for that (default: 0.0.0.0, all)")
+        parser.add_argument(
+            "--health-host", default="0.0.0.0", help="address for the probes (default: 0.0.0.0, all addresses)"
+        )
         parser.add_argument(
             "--health-file",
             type=Path,
             metavar="PATH",
-            help="a file that is written every 5 seconds while the process is alive",
+            help="file that is written every 5 seconds while the process is alive",
         )
         parser.add_argument(
             "--health-target",
             type=at_least(0.0),
             metavar="SECONDS",
-            help="not ready while a message has been due for longer (default: any time)",
+            help="longest time that a message may be due before /readyz fails, at least 0 (default: no limit)",
         )
 
         parser.add_argument(
-            "--metrics-port", type=at_least(0), metavar="PORT", help="answer Prometheus at /metrics (an extra)"
+            "--metrics-port",
+            type=at_least(0),
+            metavar="PORT",
+            help="port for Prometheus, at least 0: /metrics (needs the extra prometheus)",
         )
-        parser.add_argument("--metrics-host", default="0.0.0.0", help="address for that (default: 0.0.0.0, all)")
+        parser.add_argument(
+            "--metrics-host", default="0.0.0.0", help="address for Prometheus (default: 0.0.0.0, all addresses)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

@@ -7,11 +7,12 @@ from typing import Any
 
 from django.apps import apps
 from django.core.checks import ERROR, WARNING, CheckMessage, run_checks
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DatabaseError, ProgrammingError, connections
 
 from django_pgqueue.conf import settings
 from django_pgqueue.management.arguments import refusal
+from django_pgqueue.management.explained import ExplainedCommand
 from django_pgqueue.monitoring import diagnosis
 from django_pgqueue.monitoring.findings import APP, FINDINGS
 
@@ -23,18 +24,32 @@ FINE, WARNINGS, ERRORS = 0, 1, 2
 UNDEFINED_TABLE = "42P01"
 
 
-class Command(BaseCommand):
-    help = (
-        "Look at the queues, their tables and the server, and tell what is wrong and how to mend it. Changes nothing."
-        " Exits with 0 when nothing is, 1 when there are warnings (with --fail-level warning), 2 when there are errors."
-    )
+class Command(ExplainedCommand):
+    help = "Find out what is wrong with the queues, their tables or the server, and how to mend it. Changes nothing."
+    epilog = """
+    It takes some seconds. It runs even if a system check fails, and reports the failure.
+
+    Exit status: 0 if nothing is wrong, or nothing of the level of --fail-level. 1 if there are warnings and
+    --fail-level is warning. 2 if there are errors, or the database refuses or is away.
+
+    Signals: SIGTERM or SIGINT ends the command like any other program.
+
+    Output: each finding with its remedy, the worst first. The last line is "N findings" or "nothing is wrong".
+    """
     # It runs them itself, to report them in its own way.
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--fail-level", choices=tuple(LEVELS), default="error", help="(default: error)")
-        parser.add_argument("--format", choices=("text", "json"), default="text")
-        parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
+        parser.add_argument(
+            "--fail-level",
+            choices=tuple(LEVELS),
+            default="error",
+            help="lowest level that makes the exit status other than 0 (default: error)",
+        )
+        parser.add_argument(
+            "--format", choices=("text", "json"), default="text", help="for people or for programs (default: text)"
+        )
+        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = options["database"] or settings.DATABASE

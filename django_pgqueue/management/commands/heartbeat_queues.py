@@ -4,30 +4,44 @@ import threading
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DatabaseError, connections
 
 from django_pgqueue.conf import database_alias, settings
 from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal
+from django_pgqueue.management.explained import ExplainedCommand
 from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.registry import find_queue
 from django_pgqueue.runtime.connections import own_connection
 from django_pgqueue.runtime.loop import run_every
 
 
-class Command(BaseCommand):
-    help = "Mark queues as in use, so that the reaper leaves them. Queues declared in this project are made if missing."
+class Command(ExplainedCommand):
+    help = "Mark queues as in use, so that the reaper keeps them. Missing queues of this project are created."
+    epilog = """
+    For consumers that do not use this library. A queue that does not exist and is not declared in this project is
+    logged once.
+
+    Exit status: with --once 0 if all queues exist, and 1 if a queue does not exist, or the database refuses or is away.
+    Otherwise 0 if a signal ended it, and 1 if the database refuses at the start. It waits for a database that is away.
+
+    Signals: SIGTERM or SIGINT ends it after the current heartbeat. With --once it ends like any other program.
+
+    Output: nothing but the log.
+    """
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("names", nargs="+", metavar="NAME")
+        parser.add_argument("names", nargs="+", metavar="NAME", help="queues")
         parser.add_argument(
             "--interval",
             type=at_least(0.1),
-            help="seconds between two heartbeats (default: HEARTBEAT_INTERVAL)",
+            help="seconds between two heartbeats, at least 0.1 (default: HEARTBEAT_INTERVAL)",
         )
-        parser.add_argument("--once", action="store_true", help="beat once and exit; fails if a queue is not there")
-        parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
+        parser.add_argument(
+            "--once", action="store_true", help="mark them once and exit; fail if a queue does not exist"
+        )
+        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])

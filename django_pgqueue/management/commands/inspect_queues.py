@@ -7,13 +7,14 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DatabaseError, connections
 from django.utils.timezone import localtime as now
 
 from django_pgqueue.conf import database_alias
 from django_pgqueue.durations import duration
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal, while_read
+from django_pgqueue.management.explained import ExplainedCommand
 from django_pgqueue.monitoring.queue_numbers import SAMPLE_SIZE, Numbers, Rate, is_cut, numbers_of
 from django_pgqueue.monitoring.queue_numbers import at_least as count_of
 from django_pgqueue.runtime.loop import run_every
@@ -43,23 +44,39 @@ HEADER = (
 Figures = dict[str, Any]
 
 
-class Command(BaseCommand):
-    help = (
-        "Show the number of messages by state, the oldest due age, how many were published and handled a second in the"
-        " last minutes, dead letters of the queue wherever they wait, consumers, until when orphans live, how often a"
-        " day a queue came back after it was reaped (revived) or gone otherwise (vanished), and what the reaper may"
-        f" remove. Some {SAMPLE_SIZE:,} messages of each queue are counted: 1,000+ means at least so many."
-    )
+class Command(ExplainedCommand):
+    help = "Show the queues in numbers: messages by state, ages, rates, dead letters, consumers, what may be reaped."
+    epilog = f"""
+    It shows what the admin shows. Only about {SAMPLE_SIZE:,} messages of each queue are read, so it is fast with any
+    number of messages: "1,000+" means at least 1,000. --exact reads all messages of the queues, which takes a while if there are
+    millions. A queue that no longer exists is shown if it has orphans. Rates are messages a second, averaged over the
+    last minutes that consumers have reported. "revived" and "vanished" tell how often within 24 hours a queue was
+    created again, after the reaper or something else had deleted its row.
+
+    Exit status: 0, also if a signal ended --watch. 1 if a named queue does not exist (the others are shown), or the
+    database refuses or is away. With --watch it waits for a database that is away, and exits with 1 only if the
+    database refuses at the start.
+
+    Signals: SIGTERM or SIGINT ends --watch after the current look. Without --watch it ends like any other program.
+
+    Output: a table with one line for each queue. --watch redraws it on a terminal, and otherwise prints one table after
+    the other. With --format json it is one list, or with --watch one list for each look, on a line of its own.
+    """
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("names", nargs="*", metavar="NAME", help="queues (default: all)")
-        parser.add_argument("--format", choices=("text", "json"), default="text")
-        parser.add_argument("--exact", action="store_true", help="count all messages by state, which reads them all")
         parser.add_argument(
-            "--watch", action="store_true", help="show them again every --interval seconds, until SIGINT or SIGTERM"
+            "--format", choices=("text", "json"), default="text", help="for people or for programs (default: text)"
         )
-        parser.add_argument("--interval", type=at_least(0.1), default=2.0, help="seconds (default: 2)")
-        parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
+        parser.add_argument("--exact", action="store_true", help="count all messages, which reads all of them")
+        parser.add_argument("--watch", action="store_true", help="show them again and again, until SIGINT or SIGTERM")
+        parser.add_argument(
+            "--interval",
+            type=at_least(0.1),
+            default=2.0,
+            help="seconds between two looks of --watch, at least 0.1 (default: 2)",
+        )
+        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         names, using, exact = options["names"], database_alias(options["database"]), options["exact"]

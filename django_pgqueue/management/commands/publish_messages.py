@@ -7,29 +7,52 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TextIO
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DatabaseError, transaction
 
 from django_pgqueue.exceptions import PayloadError, PGQueueError
 from django_pgqueue.management.arguments import at_least, refusal
+from django_pgqueue.management.explained import ExplainedCommand
 from django_pgqueue.queues import queue_named
 
 # Lines of one publish_many call.
 BATCH_SIZE = 1_000
 
 
-class Command(BaseCommand):
-    help = "Publish each line of a file (default: standard input) as a message: all of them, or none."
+class Command(ExplainedCommand):
+    help = "Publish each line of a file as a message: all of them, or none."
+    epilog = """
+    Blank lines are skipped. Everything is one transaction. A queue that is not declared in this project keeps the
+    attributes in its row, or is created as Queue(NAME).
+
+    Exit status: 0 if all messages were published. 1 if none was: a line is not JSON or not a payload (the line is
+    named), the file cannot be read, or the database refuses or is away.
+
+    Signals: SIGTERM or SIGINT ends the command like any other program, and nothing is published.
+
+    Output: on a terminal "published N messages to NAME", otherwise nothing.
+    """
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", metavar="NAME")
-        parser.add_argument("file", nargs="?", metavar="FILE", default="-", help="default: standard input")
-        parser.add_argument("--delay", type=at_least(0.0), default=0.0, help="seconds until the messages are due")
-        parser.add_argument("--ttl", type=at_least(0.001), help="seconds after which a due message expires")
+        parser.add_argument("name", metavar="NAME", help="the queue")
+        parser.add_argument(
+            "file", nargs="?", metavar="FILE", default="-", help="JSON lines in UTF-8 (default: standard input)"
+        )
+        parser.add_argument(
+            "--delay",
+            type=at_least(0.0),
+            default=0.0,
+            help="seconds until the messages are due, at least 0 (default: 0)",
+        )
+        parser.add_argument(
+            "--ttl",
+            type=at_least(0.001),
+            help="seconds after which a due message expires, at least 0.001 (default: as the queue has it)",
+        )
         parser.add_argument(
             "--auto-deleted",
             action="store_true",
-            help="if the queue is not declared in this project: auto-deleted",
+            help="create an auto-deleted queue, if it is not declared in this project",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

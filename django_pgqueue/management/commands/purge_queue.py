@@ -4,25 +4,38 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DatabaseError, connections
 
 from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import PGQueueError, QueueNotFound
 from django_pgqueue.management.arguments import at_least, progress_line, refusal
+from django_pgqueue.management.explained import ExplainedCommand
 from django_pgqueue.queues import Queue
 from django_pgqueue.registry import find_queue
 from django_pgqueue.services import declaring, operating
 
 
-class Command(BaseCommand):
-    help = "Delete the messages of a queue that nobody holds. They are gone for good."
+class Command(ExplainedCommand):
+    help = "Delete all messages of a queue that no consumer holds. They cannot be restored."
+    epilog = """
+    This includes ready, delayed, expired and dead messages. On a terminal it asks first. Messages that are published
+    after it has begun stay.
+
+    Exit status: 0 if the messages were deleted. 1 if the queue does not exist, the answer was not yes, or the database
+    refuses or is away. 130 if a signal ended it.
+
+    Signals: SIGTERM or SIGINT ends the command, which then prints how many messages it has deleted. Each batch of at
+    most 1,000 messages is a transaction of its own, and finished batches stay.
+
+    Output: "purged N messages" or "would purge N messages". If stderr is a terminal, it shows the progress.
+    """
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", metavar="NAME")
-        parser.add_argument("--limit", type=at_least(1), help="so many at the most")
-        parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
-        parser.add_argument("--dry-run", action="store_true", help="count them, change nothing")
+        parser.add_argument("name", metavar="NAME", help="the queue")
+        parser.add_argument("--limit", type=at_least(1), help="number of messages to delete, at least 1 (default: all)")
+        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
+        parser.add_argument("--dry-run", action="store_true", help="count the messages, change nothing")
         parser.add_argument("--no-input", action="store_false", dest="interactive", help="do not ask")
 
     def handle(self, *args: Any, **options: Any) -> None:

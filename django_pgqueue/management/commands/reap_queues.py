@@ -6,38 +6,54 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import BaseCommand
 from django.db import DatabaseError, connections
 
 from django_pgqueue.conf import database_alias
 from django_pgqueue.management.arguments import at_least, on_stop_signal, refusal, while_read
+from django_pgqueue.management.explained import ExplainedCommand
 from django_pgqueue.reaper import Reaped, Reaper
 from django_pgqueue.runtime.connections import own_connection
 from django_pgqueue.runtime.loop import run_every
 
 
-class Command(BaseCommand):
-    help = (
-        "Remove expired messages and idle auto-deleted queues, bring back orphans, set aside what killed its workers."
-        " Run it every minute; several may run at once."
-    )
+class Command(ExplainedCommand):
+    help = "Delete expired messages and idle auto-deleted queues, adopt orphans, dead-letter what kills its workers."
+    epilog = """
+    Run it every minute. Several may run at once.
+
+    Exit status: 0, also if a signal ended --interval. 1 if the database refuses or is away. With --interval it waits
+    for a database that is away, and exits with 1 only if the database refuses at the start.
+
+    Signals: SIGTERM or SIGINT ends --interval after the current run. A single run ends like any other program. Each
+    batch is a transaction of its own, and finished batches stay.
+
+    Output: one line if anything was done, or always with --verbosity 2: "expired N, dead-lettered N, adopted N, queues
+    reaped N, topic bodies N, tombstones N". With --dry-run: "would expire N, dead-letter N, adopt N, reap N queues" and
+    the names of these queues. With --format json one object for each run.
+    """
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--interval",
             type=at_least(0.1),
-            help="run again every so many seconds (default: run once)",
+            help="seconds between two runs, at least 0.1 (default: run once)",
         )
-        parser.add_argument("--idle-for", type=at_least(0.0), help="seconds of idleness (default: REAP_IDLE_AFTER)")
+        parser.add_argument(
+            "--idle-for",
+            type=at_least(0.0),
+            help="seconds for which a queue must be idle, at least 0 (default: REAP_IDLE_AFTER)",
+        )
         parser.add_argument(
             "--batch-size",
             type=at_least(1),
             default=1000,
-            help="messages per statement (default: 1000)",
+            help="largest number of messages that one statement takes, at least 1 (default: 1000)",
         )
-        parser.add_argument("--dry-run", action="store_true", help="tell which queues would go, change nothing")
-        parser.add_argument("--format", choices=("text", "json"), default="text")
-        parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
+        parser.add_argument("--dry-run", action="store_true", help="show what would be done, change nothing")
+        parser.add_argument(
+            "--format", choices=("text", "json"), default="text", help="for people or for programs (default: text)"
+        )
+        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])

@@ -4,47 +4,62 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DatabaseError, connections
 
 from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import CanaryFailed, PGQueueError, QueueNotFound
 from django_pgqueue.management.arguments import at_least, progress_line, refusal
-from django_pgqueue.queues import queue_named
+from django_pgqueue.management.explained import ExplainedCommand
 from django_pgqueue.redrive import make_filter
 from django_pgqueue.services import dead_letters, declaring
 
 
-class Command(BaseCommand):
-    help = "Send the dead letters of a queue back to it, with a fresh count of deliveries."
+class Command(ExplainedCommand):
+    help = "Send the dead letters of a queue back to it. Their deliveries are counted from 0 again."
+    epilog = """
+    Several conditions must all hold. Only messages that were dead before it began are sent back, and none that a
+    consumer holds. A message that went through several dead-letter queues goes back one step.
+
+    Exit status: 0 if the messages were sent back. 1 if there is neither such a queue nor a dead letter of it, an option
+    is wrong, or the database refuses or is away. 2 if the canary failed: one of its messages died again or was not
+    settled in time, and no other message was sent. 130 if a signal ended it.
+
+    Signals: SIGTERM or SIGINT ends the command, which then prints how many messages it has sent. Each batch of at most
+    1,000 messages is a transaction of its own, and finished batches stay.
+
+    Output: "redriven N messages" or "would redrive N messages". If stderr is a terminal, it shows the progress.
+    """
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", metavar="NAME", help="the queue that gave them up, not its dead-letter queue")
-        parser.add_argument("--id", type=at_least(1), action="append", dest="ids", help="only this one (repeatable)")
-        parser.add_argument("--reason", metavar="TEXT", help="only those with TEXT in the reason of their last failure")
+        parser.add_argument("name", metavar="NAME", help="the queue that they came from, not its dead-letter queue")
+        parser.add_argument(
+            "--id", type=at_least(1), action="append", dest="ids", help="only this id, at least 1 (repeatable)"
+        )
+        parser.add_argument("--reason", metavar="TEXT", help="only if the reason of the last failure contains TEXT")
         parser.add_argument(
             "--header",
             action="append",
             metavar="KEY=VALUE",
             default=[],
-            help="only those with this header, a text (repeatable)",
+            help="only with this header, whose value is text (repeatable)",
         )
-        parser.add_argument("--limit", type=at_least(1), help="so many at the most")
-        parser.add_argument("--rate", type=at_least(0.001), help="so many a second")
+        parser.add_argument("--limit", type=at_least(1), help="number of messages to send, at least 1 (default: all)")
+        parser.add_argument("--rate", type=at_least(0.001), help="messages a second, at least 0.001")
         parser.add_argument(
             "--canary",
             type=at_least(1),
             metavar="N",
-            help="N go first; the others follow only when these were settled and none died again",
+            help="send N messages first, at least 1, and the others once these are settled and none died again",
         )
         parser.add_argument(
             "--canary-timeout",
             type=at_least(0.1),
             default=300.0,
-            help="seconds that the canary gets (default: 300)",
+            help="seconds that the canary gets, at least 0.1 (default: 300)",
         )
-        parser.add_argument("--database", choices=tuple(connections), help="alias (default: DATABASE)")
-        parser.add_argument("--dry-run", action="store_true", help="count them, change nothing")
+        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
+        parser.add_argument("--dry-run", action="store_true", help="count the messages, change nothing")
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])

@@ -5,7 +5,17 @@ from django_pgqueue.queues import Queue
 
 
 class Command(QueuesCommand):
-    help = "Start claims of paused queues again."
+    help = "Let consumers claim messages of paused queues again."
+    epilog = """
+    Consumers are woken.
+
+    Exit status: 0 if all queues were resumed. 1 if a queue does not exist (the others are resumed), or the database
+    refuses or is away.
+
+    Signals: SIGTERM or SIGINT ends the command like any other program.
+
+    Output: "resumed NAME" for each queue.
+    """
     done = "resumed"
 
     def act(self, queue: Queue) -> None:
