@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         PUBLISHED,
         "it is asked through Django's cursors",
-        "services/journaling.py",
+        "testing/journal.py",
         "        rows: list[tuple[Any, ...]] = connection.connection.execute(statement, params or None).fetchall()\n",
         "        cursor = connection.cursor()\n"
         "        cursor.execute(statement, params or None)\n"
@@ -272,7 +272,7 @@ MUTANTS = (
     Mutant(
         SERVER,
         "each process starts its own",
-        "devdb/servers.py",
+        "devdb.py",
         "    os.environ[TEST_SERVER] = str(cluster.home)\n",
         "",
         (f"{PLUGIN}::test_a_server_in_one_line",),
