@@ -39,6 +39,8 @@ class Queue(Generic[P]):
 
     ``Queue[Order]`` has payloads of that type, for type checkers.
 
+    It has more than twenty methods, one for each verb, so that all that a project does with a queue is in one place.
+
     ``name``
         1 to 250 printable characters (255 where it ends in ``.dead``), no space at its ends, in Unicode normal
         form C.
@@ -73,9 +75,6 @@ class Queue(Generic[P]):
     any other argument, and where dead-letter queues would lead back to this one; ``ImportError`` for a ``schema``
     whose library is not installed.
     """
-
-    # More than twenty methods: what projects see of a queue is in one place, a method for each verb. How each is done
-    # is elsewhere, most of it in services/.
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from django_pgqueue.conf import database_alias
 from django_pgqueue.exceptions import CanaryFailed, PGQueueError, QueueNotFound
 from django_pgqueue.management.arguments import at_least, progress_line, refusal
 from django_pgqueue.management.explained import ExplainedCommand
+from django_pgqueue.queues import queue_named
 from django_pgqueue.redrive import make_filter
 from django_pgqueue.services import dead_letters, declaring
 
