@@ -48,8 +48,8 @@ class Command(ExplainedCommand):
     help = "Show the queues in numbers: messages by state, ages, rates, dead letters, consumers, what may be reaped."
     epilog = f"""
     It shows what the admin shows. Only about {SAMPLE_SIZE:,} messages of each queue are read, so it is fast with any
-    number of messages: "1,000+" means at least 1,000. --exact reads all messages of the queues, which takes a while if there are
-    millions. A queue that no longer exists is shown if it has orphans. Rates are messages a second, averaged over the
+    number of messages: "1,000+" means at least 1,000. --exact reads all messages of the queues, which takes a while if
+    there are millions. A queue that no longer exists is shown if it has orphans. Rates are messages a second, averaged over the
     last minutes that consumers have reported. "revived" and "vanished" tell how often within 24 hours a queue was
     created again, after the reaper or something else had deleted its row.
 
