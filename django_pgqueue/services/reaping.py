@@ -219,14 +219,12 @@ WHERE name = %(name)s
   AND last_active < statement_timestamp() - %(idle_for)s * interval '1 second'
 FOR UPDATE SKIP LOCKED
 """
-
 LOCK_BINDINGS = """
 WITH locked AS MATERIALIZED (
     SELECT id FROM django_pgqueue_topicbinding WHERE queue = %(name)s FOR UPDATE SKIP LOCKED
 )
 SELECT (SELECT count(*) FROM locked) = (SELECT count(*) FROM django_pgqueue_topicbinding WHERE queue = %(name)s)
 """
-
 DELETE_IDLE_QUEUE = """
 WITH gone AS (
     DELETE FROM django_pgqueue_messagequeue AS queue

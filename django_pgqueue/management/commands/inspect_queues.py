@@ -49,9 +49,9 @@ class Command(ExplainedCommand):
     epilog = f"""
     It shows what the admin shows. Only about {SAMPLE_SIZE:,} messages of each queue are read, so it is fast with any
     number of messages: "1,000+" means at least 1,000. --exact reads all messages of the queues, which takes a while if
-    there are millions. A queue that no longer exists is shown if it has orphans. Rates are messages a second, averaged over the
-    last minutes that consumers have reported. "revived" and "vanished" tell how often within 24 hours a queue was
-    created again, after the reaper or something else had deleted its row.
+    there are millions. A queue that no longer exists is shown if it has orphans. Rates are messages a second, averaged
+    over the last minutes that consumers have reported. "revived" and "vanished" tell how often within 24 hours a queue
+    was created again, after the reaper or something else had deleted its row.
 
     Exit status: 0, also if a signal ended --watch. 1 if a named queue does not exist (the others are shown), or the
     database refuses or is away. With --watch it waits for a database that is away, and exits with 1 only if the
