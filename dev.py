@@ -68,7 +68,7 @@ def main() -> None:
         run(bindir, ["-m", "sphinx", "--builder", "html", "--fail-on-warning", "--quiet", "docs", "docs/_build"])
     elif options.command == "test":
         os.chdir(ROOT)
-        run(bindir, ["-m", "pytest", *options.arguments])
+        run(bindir, ["-m", "pytest", *spread(options.arguments), *options.arguments])
     elif options.command == "demo":
         run(bindir, [*manage, "demo", *options.arguments])
     elif options.command == "manage":
@@ -153,6 +153,17 @@ def check(bindir: Path) -> None:
             failed.append(command[0])
     if failed:
         sys.exit(f"dev.py: failed: {', '.join(failed)}")
+
+
+def spread(arguments: list[str]) -> list[str]:
+    """Return the options that let two processes share the tests, unless it is one file or a debugger wants one."""
+    chosen = ("-n", "--numprocesses", "--dist", "-s", "--capture=no")
+    alone = {"--pdb", "--trace", "--co", "--collect-only", "--fixtures", "--markers", "--help", "-h", "--version"}
+    if any(argument.startswith(chosen) or argument in alone for argument in arguments):
+        return []
+    files = {argument.partition("::")[0] for argument in arguments if argument.partition("::")[0].endswith(".py")}
+    # Each has a server of its own; the tests of a file stay together.
+    return [] if len(files) == 1 else ["-n", "2", "--dist", "loadfile"]
 
 
 def run(bindir: Path, arguments: list[str]) -> None:

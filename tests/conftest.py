@@ -13,7 +13,9 @@ from django.db import connection
 
 from django_pgqueue import queues
 from django_pgqueue.devdb import DevCluster, throwaway
-from tests import cluster
+from tests import cluster, flush
+
+flush.install()
 
 
 def pytest_unconfigure() -> None:
@@ -42,6 +44,10 @@ def pytest_sessionstart() -> None:
 
 def pytest_report_header() -> str:
     return "matrix: Python {}, Django {}, PostgreSQL {}, psycopg {}".format(*versions(), psycopg.__version__)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    flush.is_djangos = item.get_closest_marker("django_flush") is not None
 
 
 @pytest.fixture(autouse=True)
