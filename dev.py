@@ -38,26 +38,17 @@ def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - this is where an older Python learns of it
         sys.exit(f"dev.py: Python 3.11 or newer is needed, this is {sys.version.split()[0]}")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--venv", help="another folder for the environment", metavar="FOLDER")
-    parser.add_argument(
-        "--with",
-        dest="extra",
-        action="append",
-        default=[],
-        metavar="REQUIREMENT",
-        help="install this as well, for example 'Django==6.0.*'; give it a --venv of its own",
-    )
     parser.add_argument("command", choices=("demo", "test", "check", "docs", "manage", "python"))
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
 
     minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    venv = ROOT / (options.venv or f".venv-{minor}")
+    venv = ROOT / f".venv-{minor}"
     bindir = venv / "bin"
     with (ROOT / f"{venv.name}.lock").open("w") as lock:
         # Two at once would install into each other's way.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        prepare(venv, ["-e", f"{ROOT}[dev]", *options.extra])
+        prepare(venv, ["-e", str(ROOT), *group("dev")])
 
     sys.stdout.flush()
     manage = [str(ROOT / "manage.py")]
@@ -75,6 +66,16 @@ def main() -> None:
         run(bindir, [*manage, *options.arguments])
     else:
         run(bindir, options.arguments)
+
+
+def group(name: str) -> list[str]:
+    """Return the requirements of a dependency group: not every pip knows such groups."""
+    import tomllib  # not before an older Python has been told off
+
+    found = []
+    for entry in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"][name]:
+        found += [entry] if isinstance(entry, str) else group(entry["include-group"])
+    return found
 
 
 def prepare(venv: Path, requirements: list[str]) -> None:

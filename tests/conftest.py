@@ -4,8 +4,10 @@ import os
 import platform
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,6 +18,45 @@ from django_pgqueue.devdb import DevCluster, throwaway
 from tests import cluster, flush
 
 flush.install()
+
+
+#: The tests that were left out of this run, by file.
+left_out: "Counter[str]" = Counter()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="the long tests too, which only a named file runs else")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long tests out, unless they are asked for: by an option, by their file or by an expression."""
+    if config.option.full or config.option.markexpr:
+        return
+    named = {(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args}
+    out = [item for item in items if item.get_closest_marker("full") and item.path not in named]
+    if out:
+        left_out.update(item.location[0] for item in out)
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in set(out)]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker left out. All of them collect the same tests."""
+    left_out.update(Counter(getattr(node, "workeroutput", {}).get("left_out", {})) - left_out)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if left_out:
+        terminalreporter.section(f"left out: {left_out.total()} long tests; --full runs them too")
+        for file, count in sorted(left_out.items()):
+            terminalreporter.write_line(f"{count:4}  {file}")
 
 
 def pytest_unconfigure() -> None:

@@ -116,7 +116,7 @@ def left() -> int:
     return MessageQueueItem.objects.filter(orphaned_from="tmp").count()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_hundred_thousand_adopted_by_the_reaper_hold_nobody_up(orphans: int) -> None:
     """The publish that heals does not touch one of them; those beside the reaper never wait, no lock is held long."""
     queue = Queue("tmp", auto_deleted=True, ttl=math.inf)
@@ -150,7 +150,7 @@ def run_reaper(adopted: list[Any]) -> None:
         connections.close_all()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_consumer_adopts_them_while_it_handles_and_is_published_to(orphans: int) -> None:
     """Batch by batch between its claims: what comes in meanwhile is handled at once."""
     queue = Queue("tmp")

@@ -28,7 +28,7 @@ def run_quick(name: str, folder: Path) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["publish_one", "capacity"])
 def test_the_quick_form_runs(name: str, tmp_path: Path) -> None:
     """It ends well, prints its table, and its JSON tells what it was measured on; the host is nobody's business."""

@@ -195,7 +195,7 @@ def claim_as(number: int, name: str) -> list[Any]:
     return [owner() == mine, len(messages)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_of_many_candidates_for_a_dead_owner_one_wins() -> None:
     """Twenty rounds in six processes: each time exactly one owns the queue, and only it has messages."""
     queue = work()

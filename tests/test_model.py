@@ -435,7 +435,7 @@ def stored_message(row: MessageQueueItem) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("number", range(SEEDS))
 def test_any_order_of_events_leaves_what_the_model_says(number: int, settings: Any) -> None:
     """Messages are where they should be, in the state that they should be in, and none is lost, after every step."""

@@ -172,7 +172,7 @@ class Two(Uses):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "command",
     [

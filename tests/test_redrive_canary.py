@@ -112,7 +112,7 @@ def test_a_canary_of_parked_letters(queue: Queue) -> None:
     assert MessageQueueItem.objects.filter(delivery_count=0, queue="q.dead").count() == 3
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_hundred_thousand_go_back_in_bounded_time(queue: Queue) -> None:
     """In small transactions beside a publisher who never waits, and the last batch costs what the first did."""
     queue.declare()

@@ -21,7 +21,7 @@ from tests.support import DEADLINE, connect, is_waiting, payloads, seconds, wait
 from tests.testapp.models import Seen
 from tests.workers import Worker, command, consuming, worker
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.full]
 
 HERE = "tests.cases.test_crash_cases"
 

@@ -111,7 +111,7 @@ def test_a_stalled_worker_settles_nothing_that_is_no_longer_its_own(
     assert Seen.objects.exclude(msg_id=before["id"]).count() == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "death", [{"signal": signal.SIGKILL}, {"exit": 1}, {"segfault": True}], ids=["SIGKILL", "exit", "segfault"]
 )
