@@ -3,7 +3,7 @@
 Everything from a bare Python 3.11 or newer: make the environment if need be, then run.
 
     python3 dev.py demo [...]     the main job, start to end: manage.py demo
-    python3 dev.py test [...]     the tests: pytest
+    python3 dev.py test [...]     the tests: pytest; --full: the long ones too
     python3 dev.py check          what has to hold beside the tests: ruff, mypy, imports, migrations
     python3 dev.py docs           the documentation, as web pages in docs/_build
     python3 dev.py manage [...]   any other command of manage.py

@@ -5,7 +5,7 @@ import platform
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_testnodedown(node: Any) -> None:
     """Take over what a worker left out. All of them collect the same tests."""
     left_out.update(Counter(getattr(node, "workeroutput", {}).get("left_out", {})) - left_out)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Let a worker tell of a test whose log, or failure, holds what is not Unicode."""
+    return encodable((yield))
+
+
+def encodable(value: Any) -> Any:
+    """Return the value with the lone surrogates of its strings escaped."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, list | tuple):
+        return type(value)(map(encodable, value))
+    if isinstance(value, dict):
+        return {encodable(key): encodable(each) for key, each in value.items()}
+    return value
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -157,7 +157,6 @@ def test_a_queue_that_the_project_declares_keeps_its_attributes() -> None:
 # --- Working --------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
 def test_tasks_run_when_they_are_due_and_are_retried(notes: Path) -> None:
     with celery_worker("one"):
         began = time.monotonic()

@@ -95,7 +95,6 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
         process.communicate()
 
 
-@pytest.mark.full
 def test_a_small_run_balances(demo: Demo):
     """One JSON object and nothing else is printed; every message is accounted for; nothing stays behind."""
     status, out, err = demo.run("--messages", "600", "--publishers", "2", "--format", "json")

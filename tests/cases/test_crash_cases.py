@@ -21,7 +21,7 @@ from tests.support import DEADLINE, busy, connect, is_waiting, payloads, seconds
 from tests.testapp.models import Seen
 from tests.workers import Worker, command, consuming, worker
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.full]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 HERE = "tests.cases.test_crash_cases"
 
@@ -46,7 +46,10 @@ def row(message_id: int) -> dict[str, Any]:
 # --- B39: killed before the handler; in the handler and after it: tests/processes/test_killed.py ---
 
 
-@pytest.mark.parametrize("a_minute_later", [False, True], ids=["at once", "a minute later"])
+@pytest.mark.parametrize(
+    "a_minute_later",
+    [pytest.param(False, id="at once"), pytest.param(True, id="a minute later", marks=pytest.mark.full)],
+)
 def test_b39_what_was_claimed_and_never_started_is_handled_by_another_worker(a_minute_later: bool) -> None:
     """Case B39 (a): killed between claim and handler, ten come back as second deliveries when the lease ends."""
     ids = Queue("work").publish_many([{}] * 10)
@@ -66,6 +69,7 @@ def test_b39_what_was_claimed_and_never_started_is_handled_by_another_worker(a_m
 # --- B40: a handler that is longer than the lease ---
 
 
+@pytest.mark.full
 def test_b40_thirty_long_handlers_in_three_workers_are_started_once() -> None:
     """Case B40: leases of two seconds, handlers of seven, ten at once in each worker: one start for each message."""
     short = {"LEASE": 2}
@@ -102,6 +106,7 @@ def slow_extensions() -> Iterator[None]:
             admin.execute("DROP FUNCTION slow_extension()")
 
 
+@pytest.mark.full
 def test_b40_slow_extensions_let_no_message_be_handled_twice(slow_extensions: None, settings: Any) -> None:
     """Case B40: an extension takes a third of the lease, handlers two leases: one start each, none is abandoned."""
     settings.PGQUEUE = {"LEASE": 2.4, "POLL_INTERVAL": 0.5}
@@ -140,6 +145,7 @@ def claim_or_settle(number: int, verb: str, limit: int) -> list[int]:
     return []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("verb", LATE_CALLS)
 def test_b42_a_late_call_is_told_of_the_loss_and_changes_nothing(verb: str) -> None:
     """Case B42: stopped past its lease, another has the message: LeaseLost, and its failure leads to a retry."""
@@ -163,6 +169,7 @@ def test_b42_a_late_call_is_told_of_the_loss_and_changes_nothing(verb: str) -> N
 # --- B44: leases of prefetched messages, while they wait their turn ---
 
 
+@pytest.mark.full
 def test_b44_what_waits_behind_slow_messages_is_started_once_and_nobody_starves() -> None:
     """
     Case B44: two workers hold ten each, handlers of half a lease: one start for each message.
@@ -205,6 +212,7 @@ def keep(pid: int) -> None:
     assert QueueConsumer.objects.filter(pid=pid).exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("prune", [forget_by_sql, forget_by_reaper, keep_beating, keep])
 def test_b46_a_dead_workers_messages_come_back_whatever_became_of_its_row(
     tmp_path: Path, prune: Callable[[int], None]
@@ -223,6 +231,7 @@ def test_b46_a_dead_workers_messages_come_back_whatever_became_of_its_row(
     assert sorted(Seen.objects.filter(worker=second.pid).values_list("msg_id", "attempt")) == [(one, 2) for one in ids]
 
 
+@pytest.mark.full
 def test_b46_a_worker_claims_nothing_before_its_row_is_written() -> None:
     """Case B46: two workers that cannot register leave the twenty that wait alone, and handle them once later."""
     ids = Queue("work").publish_many([{}] * 20)
@@ -248,6 +257,7 @@ def stop_all(*workers: Worker) -> list[int]:
     return [running.stop() for running in workers]
 
 
+@pytest.mark.full
 def test_b46_claims_of_who_never_registered_are_not_stolen_while_they_live() -> None:
     """Case B46: a process that claims by itself has no row at all; its lease is all that counts."""
     queue = Queue("work", lease=30)

@@ -111,9 +111,13 @@ def test_a_stalled_worker_settles_nothing_that_is_no_longer_its_own(
     assert Seen.objects.exclude(msg_id=before["id"]).count() == 1
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
-    "death", [{"signal": signal.SIGKILL}, {"exit": 1}, {"segfault": True}], ids=["SIGKILL", "exit", "segfault"]
+    "death",
+    [
+        pytest.param({"signal": signal.SIGKILL}, id="SIGKILL"),
+        pytest.param({"exit": 1}, id="exit", marks=pytest.mark.full),
+        pytest.param({"segfault": True}, id="segfault", marks=pytest.mark.full),
+    ],
 )
 def test_a_message_that_kills_its_workers_is_set_aside_and_takes_nobody_along(death: dict[str, Any]) -> None:
     """
