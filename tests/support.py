@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 import psycopg
+import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 from django.db.models.functions import Now
@@ -47,6 +48,16 @@ def wait_until(condition: Callable[[], T], timeout: float = DEADLINE, what: str 
         assert time.monotonic() < deadline, f"waited {timeout} s for {what or condition}"
         time.sleep(0.005)
     return value
+
+
+def mostly_full(values: Iterable[T], *kept: T) -> list[Any]:
+    """Return parameters for a test of which only the kept ones belong to the gate; the others are marked `full`."""
+    return [
+        value
+        if value in kept
+        else pytest.param(*(value if isinstance(value, tuple) else [value]), marks=pytest.mark.full)
+        for value in values
+    ]
 
 
 # --- Sessions -------------------------------------------------------------------------------------
