@@ -162,9 +162,9 @@ def spread(arguments: list[str]) -> list[str]:
     alone = {"--pdb", "--trace", "--co", "--collect-only", "--fixtures", "--markers", "--help", "-h", "--version"}
     if any(argument.startswith(chosen) or argument in alone for argument in arguments):
         return []
-    files = {argument.partition("::")[0] for argument in arguments if argument.partition("::")[0].endswith(".py")}
+    named = {path for argument in arguments if (path := ROOT / argument.partition("::")[0]).exists()}
     # Each has a server of its own; the tests of a file stay together.
-    return [] if len(files) == 1 else ["-n", "2", "--dist", "loadfile"]
+    return [] if len(named) == 1 and named.pop().is_file() else ["-n", "2", "--dist", "loadfile"]
 
 
 def run(bindir: Path, arguments: list[str]) -> None:
