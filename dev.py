@@ -3,7 +3,7 @@
 Everything from a bare Python 3.11 or newer: make the environment if need be, then run.
 
     python3 dev.py demo [...]     the main job, start to end: manage.py demo
-    python3 dev.py test [...]     the tests: pytest
+    python3 dev.py test [...]     the tests: pytest; --full: the long ones too
     python3 dev.py check          what has to hold beside the tests: ruff, mypy, imports, migrations
     python3 dev.py docs           the documentation, as web pages in docs/_build
     python3 dev.py manage [...]   any other command of manage.py
@@ -38,26 +38,17 @@ def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - this is where an older Python learns of it
         sys.exit(f"dev.py: Python 3.11 or newer is needed, this is {sys.version.split()[0]}")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--venv", help="another folder for the environment", metavar="FOLDER")
-    parser.add_argument(
-        "--with",
-        dest="extra",
-        action="append",
-        default=[],
-        metavar="REQUIREMENT",
-        help="install this as well, for example 'Django==6.0.*'; give it a --venv of its own",
-    )
     parser.add_argument("command", choices=("demo", "test", "check", "docs", "manage", "python"))
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
 
     minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    venv = ROOT / (options.venv or f".venv-{minor}")
+    venv = ROOT / f".venv-{minor}"
     bindir = venv / "bin"
     with (ROOT / f"{venv.name}.lock").open("w") as lock:
         # Two at once would install into each other's way.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        prepare(venv, ["-e", f"{ROOT}[dev]", *options.extra])
+        prepare(venv, ["-e", str(ROOT), *group("dev")])
 
     sys.stdout.flush()
     manage = [str(ROOT / "manage.py")]
@@ -68,13 +59,23 @@ def main() -> None:
         run(bindir, ["-m", "sphinx", "--builder", "html", "--fail-on-warning", "--quiet", "docs", "docs/_build"])
     elif options.command == "test":
         os.chdir(ROOT)
-        run(bindir, ["-m", "pytest", *options.arguments])
+        run(bindir, ["-m", "pytest", *spread(options.arguments), *options.arguments])
     elif options.command == "demo":
         run(bindir, [*manage, "demo", *options.arguments])
     elif options.command == "manage":
         run(bindir, [*manage, *options.arguments])
     else:
         run(bindir, options.arguments)
+
+
+def group(name: str) -> list[str]:
+    """Return the requirements of a dependency group: not every pip knows such groups."""
+    import tomllib  # not before an older Python has been told off
+
+    found = []
+    for entry in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"][name]:
+        found += [entry] if isinstance(entry, str) else group(entry["include-group"])
+    return found
 
 
 def prepare(venv: Path, requirements: list[str]) -> None:
@@ -153,6 +154,17 @@ def check(bindir: Path) -> None:
             failed.append(command[0])
     if failed:
         sys.exit(f"dev.py: failed: {', '.join(failed)}")
+
+
+def spread(arguments: list[str]) -> list[str]:
+    """Return the options that let two processes share the tests, unless it is one file or a debugger wants one."""
+    chosen = ("-n", "--numprocesses", "--dist", "-s", "--capture=no")
+    alone = {"--pdb", "--trace", "--co", "--collect-only", "--fixtures", "--markers", "--help", "-h", "--version"}
+    if any(argument.startswith(chosen) or argument in alone for argument in arguments):
+        return []
+    named = {path for argument in arguments if (path := ROOT / argument.partition("::")[0]).exists()}
+    # Each has a server of its own; the tests of a file stay together.
+    return [] if len(named) == 1 and named.pop().is_file() else ["-n", "2", "--dist", "loadfile"]
 
 
 def run(bindir: Path, arguments: list[str]) -> None:

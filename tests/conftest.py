@@ -4,8 +4,10 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,7 +15,65 @@ from django.db import connection
 
 from django_pgqueue import registry
 from django_pgqueue.devdb import DevCluster, throwaway
-from tests import cluster
+from tests import cluster, flush
+
+flush.install()
+
+
+#: The tests that were left out of this run, by file.
+left_out: "Counter[str]" = Counter()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="the long tests too, which only a named file runs else")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long tests out, unless they are asked for: by an option, by their file or by an expression."""
+    if config.option.full or config.option.markexpr:
+        return
+    named = {(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args}
+    out = [item for item in items if item.get_closest_marker("full") and item.path not in named]
+    if out:
+        left_out.update(item.location[0] for item in out)
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in set(out)]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker left out. All of them collect the same tests."""
+    left_out.update(Counter(getattr(node, "workeroutput", {}).get("left_out", {})) - left_out)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Let a worker tell of a test whose log, or failure, holds what is not Unicode."""
+    return encodable((yield))
+
+
+def encodable(value: Any) -> Any:
+    """Return the value with the lone surrogates of its strings escaped."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, list | tuple):
+        return type(value)(map(encodable, value))
+    if isinstance(value, dict):
+        return {encodable(key): encodable(each) for key, each in value.items()}
+    return value
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if left_out:
+        terminalreporter.section(f"left out: {left_out.total()} long tests; --full runs them too")
+        for file, count in sorted(left_out.items()):
+            terminalreporter.write_line(f"{count:4}  {file}")
 
 
 def pytest_unconfigure() -> None:
@@ -42,6 +102,10 @@ def pytest_sessionstart() -> None:
 
 def pytest_report_header() -> str:
     return "matrix: Python {}, Django {}, PostgreSQL {}, psycopg {}".format(*versions(), psycopg.__version__)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    flush.is_djangos = item.get_closest_marker("django_flush") is not None
 
 
 @pytest.fixture(autouse=True)

@@ -349,7 +349,7 @@ def batch_queues(**handler: Any) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("ack", ["late", "atomic"])
 def test_of_a_batch_that_kills_its_worker_only_the_poison_dies(ack: str) -> None:
     """Twenty in a batch, one ends the process: it is dead after two workers, nineteen are handled."""

@@ -1,4 +1,4 @@
-"""A benchmark runs, and what all stand on works. No figure is judged; ``.ci/run`` runs the other benchmarks."""
+"""A benchmark runs, and what all stand on works. No figure is judged; ``.ci/full`` runs the other benchmarks."""
 
 import json
 import os
@@ -28,8 +28,7 @@ def run_quick(name: str, folder: Path) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["publish_one", "capacity"])
+@pytest.mark.parametrize("name", ["publish_one", pytest.param("capacity", marks=pytest.mark.full)])
 def test_the_quick_form_runs(name: str, tmp_path: Path) -> None:
     """It ends well, prints its table, and its JSON tells what it was measured on; the host is nobody's business."""
     result = run_quick(name, tmp_path)

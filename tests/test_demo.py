@@ -95,7 +95,6 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
         process.communicate()
 
 
-@pytest.mark.slow
 def test_a_small_run_balances(demo: Demo):
     """One JSON object and nothing else is printed; every message is accounted for; nothing stays behind."""
     status, out, err = demo.run("--messages", "600", "--publishers", "2", "--format", "json")
@@ -110,7 +109,7 @@ def test_a_small_run_balances(demo: Demo):
     assert demo.leftovers() == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_that_proves_nothing_fails(demo: Demo):
     """Too short for anything to happen: exit status 1, the reason, and where the notes are."""
     status, out, err = demo.run("--messages", "1", "--seconds", "0.1")
@@ -122,7 +121,7 @@ def test_a_run_that_proves_nothing_fails(demo: Demo):
     assert list(Path(kept[1]).glob("publisher*.notes"))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_of_it(demo: Demo, number: signal.Signals):
     """Ctrl-C or SIGTERM: exit status 130, no child, no table, no file. On a terminal there was a bar."""
@@ -144,7 +143,7 @@ def test_a_signal_ends_all_of_it(demo: Demo, number: signal.Signals):
     os.close(terminal)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_a_killed_run_leaves_is_taken_away(demo: Demo):
     """SIGKILL: its processes end by themselves, and the next run drops its tables."""
     process = demo.start("--messages", "50000")

@@ -47,7 +47,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
             admin.execute(f'DROP DATABASE "{database}" WITH (FORCE)')
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_quick_start_reaches_a_handled_message_a_finished_task_and_a_test(shop: Project) -> None:
     """From an empty folder, with nothing but what the page says: this is what it leaves in the database."""
     assert shop.query("SELECT paid FROM orders_order") == [(True,)]
@@ -56,7 +56,7 @@ def test_the_quick_start_reaches_a_handled_message_a_finished_task_and_a_test(sh
     assert "python manage.py test" in QUICK_START.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_a_page_says_holds(page: Path, shop: Project, tmp_path: Path) -> None:
     """Each of its blocks."""

@@ -184,7 +184,7 @@ def test_manual_transaction_mode_is_the_callers_transaction(server: DevCluster, 
 # --- A crash of the server ---
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_server_that_is_stopped_at_once_loses_nothing_but_those(
     server: DevCluster, relaxed: Queue, durable: Queue
 ) -> None:

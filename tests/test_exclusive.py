@@ -20,6 +20,7 @@ from tests.crew import crew
 from tests.support import (
     Session,
     backdate,
+    busy,
     connect,
     delete_queue,
     fetch,
@@ -95,7 +96,7 @@ def test_an_owner_that_is_stopped_in_good_order_hands_over_at_once(tmp_path: Pat
         wait_until(lambda: owner_pid() == second.pid)
         work().publish({})
         wait_until(lambda: not payloads("work"))
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 15 * busy()
     assert len(starts()[second.pid]) == waiting + 1
 
 
@@ -197,7 +198,7 @@ def claim_as(number: int, name: str) -> list[Any]:
     return [owner() == mine, len(messages)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_of_many_candidates_for_a_dead_owner_one_wins() -> None:
     """Twenty rounds in six processes: each time exactly one owns the queue, and only it has messages."""
     queue = work()

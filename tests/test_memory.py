@@ -20,7 +20,7 @@ from tests.support import fetch, wait_until
 from tests.testapp.models import Seen
 from tests.workers import Worker, worker
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.full]
 
 MEGABYTE = 1_000_000
 # What a worker may need beside what it needs for small messages, in megabytes: what it holds (64 at the most,

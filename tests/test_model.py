@@ -438,8 +438,7 @@ def stored_message(row: MessageQueueItem) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(SEEDS))
+@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.full) for number in range(1, SEEDS))])
 def test_any_order_of_events_leaves_what_the_model_says(number: int, settings: Any) -> None:
     """Messages are where they should be, in the state that they should be in, and none is lost, after every step."""
     settings.PGQUEUE = PGQUEUE

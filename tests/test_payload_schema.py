@@ -329,7 +329,7 @@ def errors_found(path: Path, folder: Path) -> dict[int, str]:
     return by_line
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_type_checker_refuses_what_does_not_fit(tmp_path: Path) -> None:
     """And nothing else: each line of typed_queues.py that says so, for the reason that it says."""
     path = ROOT / "tests" / "typed_queues.py"

@@ -128,7 +128,7 @@ def test_purges_at_once_add_up(queue: Queue) -> None:
     assert sum(in_threads(6, lambda _: queue.purge())) == 500
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_hundred_thousand_are_purged_in_bounded_time(queue: Queue) -> None:
     """In batches, beside a publisher who never waits; the last batch costs what the first did."""
     fetch(

@@ -127,7 +127,7 @@ def test_choices_add_up(queue: Queue) -> None:
         ({"ids": [0]}, ValueError),
         ({"ids": ["1"]}, ValueError),
         ({"ids": [2**63]}, ValueError),
-        ({"headers": {"a": object()}}, PayloadError),
+        pytest.param({"headers": {"a": object()}}, PayloadError, id="headers"),
         ({"headers": ["a"]}, PayloadError),
         ({"rate": 0}, ValueError),
         ({"rate": float("nan")}, ValueError),

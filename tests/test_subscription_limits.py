@@ -118,7 +118,7 @@ def test_the_buffer_is_bounded_in_size_as_well(monkeypatch: pytest.MonkeyPatch, 
     assert ("t", "full", 1) in lags
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_dead_subscriber_holds_back_nobody_and_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of messages later: consumers are woken, others hear, and only the buffer is held."""
     monkeypatch.setattr(subscriptions, "BUFFER_CHARACTERS", 1_000_000)

@@ -87,7 +87,7 @@ def test_b06_every_size_around_the_limit_arrives() -> None:
     assert all(len(text.encode()) <= 7_999 for text in told)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_payload_of_the_largest_size_arrives() -> None:
     """16 MiB, also of characters that are four bytes each, with all that follows."""
     most = pgqueue.MAX_PAYLOAD_BYTES

@@ -137,7 +137,7 @@ def test_a_run_after_beyond_a_hundred_years_is_refused(far):
 # --- Arguments ---
 
 REFUSED = [
-    (uuid4(), TypeError),
+    pytest.param(uuid4(), TypeError, id="UUID"),
     (Decimal("1.10"), TypeError),
     ({1, 2}, TypeError),
     (timezone.now(), TypeError),

@@ -366,7 +366,7 @@ def test_a_worker_that_dies_with_each_delivery_leaves_a_failed_task():
     assert known(result).status == FAILED
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_killed_worker_s_task_runs_again(tmp_path):
     """RUNNING, then READY when its lease has lapsed, then SUCCESSFUL with two attempts by two workers."""
     mark, until = tmp_path / "mark", tmp_path / "until"

@@ -35,6 +35,8 @@ from django_pgqueue.testing import (
 )
 from tests.support import age_of, fetch, payloads, second_session, wait_until
 
+# What is noted of a publish counts until the table is truncated.
+pytestmark = pytest.mark.django_flush
 in_transaction = pytest.mark.django_db
 committed = pytest.mark.django_db(transaction=True)
 both = pytest.mark.parametrize(

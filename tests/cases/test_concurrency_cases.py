@@ -38,7 +38,7 @@ def claim_blindly(number: int, limit: int) -> dict[int, str]:
     return {message.id: str(message.token) for message in Queue("q").claim(limit)}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("statistics", ["none", "wrong"])
 def test_b33_a_claim_takes_no_more_than_it_returns_whatever_the_statistics_say(statistics: str) -> None:
     """
@@ -121,7 +121,7 @@ def deadlocks() -> int:
     return int(count)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b34_statements_over_many_rows_do_not_deadlock() -> None:
     """
     Case B34: bulk ack in shuffled order, extension in reverse, lapses, a reaper, publishers: no 40P01, nothing lost.
@@ -156,7 +156,7 @@ def publish_with_other_writes(queue: Queue, number: int) -> None:
         queue.publish({"n": number})
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("with_reaper", [False, True], ids=["alone", "beside a reaper"])
 def test_b36_fifty_processes_create_the_same_queue_at_once(with_reaper: bool) -> None:
     """
@@ -212,7 +212,7 @@ def take(number: int) -> dict[str, Any]:
             done["empty"] += 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b38_eight_processes_take_every_message_exactly_once() -> None:
     """Case B38: 20,000 messages, claims of random size, pauses shorter than the lease."""
     total = 20_000
@@ -240,7 +240,7 @@ def test_b38_eight_processes_take_every_message_exactly_once() -> None:
     assert sum(each["empty"] for each in done) < total / 2
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b38_workers_handle_every_message_exactly_once() -> None:
     """Case B38 with workers: pauses shorter than half of the lease take nothing away, and nothing is logged."""
     ids = Queue("work").publish_many([{}] * 600)

@@ -49,7 +49,7 @@ class Reading:
         self.handled.append(digest(message.payload))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b78_every_bound_queue_gets_every_message_of_every_size() -> None:
     """
     Five consumers, one of them slow, one a process that is stopped: all get all 80, acks of one are its own.
@@ -84,7 +84,7 @@ def test_b78_every_bound_queue_gets_every_message_of_every_size() -> None:
         assert stopped.stop() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b78_every_live_subscriber_gets_every_message_of_every_size(tmp_path: Path) -> None:
     """Three quick ones, one slow one, and a process that is stopped meanwhile: all get all 80, in order."""
     sent = sizes(20)
@@ -119,7 +119,7 @@ def reap() -> dict[str, Any]:
     return reaped
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b80_an_auto_deleted_subscriber_that_was_killed_leaves_nothing(settings: Any) -> None:
     """
     Three, one is killed, and the topic is published to for three times the idle limit.
@@ -191,7 +191,7 @@ def test_b80_a_standing_subscriber_keeps_its_messages_and_is_seen(settings: Any)
 # --- B82: a subscriber joins or leaves during a publish ---
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b82_subscribers_that_join_and_leave_have_no_gap() -> None:
     """The soak of that name, for as long as 4 publishers need for 100 messages each."""
     figures = topic_subscribers.run(0, messages=100, seed=1)
@@ -248,7 +248,7 @@ SELECT 't', 'dead.' || number FROM generate_series(1, 5000) AS number
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b82_five_thousand_dead_subscribers_do_not_slow_down_a_publish() -> None:
     """
     Not at all once they are reaped, and until then little: they are looked at and left.

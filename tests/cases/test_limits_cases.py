@@ -26,7 +26,7 @@ from tests.support import connect, payloads, wait_until
 from tests.testapp.models import Seen
 from tests.workers import Worker, database_url, worker
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.full]
 
 # A third of the case's, so that the tests take a third of the time.
 IDLE_LIMIT, STATEMENT_LIMIT, LOCK_LIMIT, WORK = "700ms", "1s", "400ms", 2.5

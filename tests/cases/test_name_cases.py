@@ -33,7 +33,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 LONG = ("a" * 70 + "1", "a" * 70 + "2", "😀" * 32)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b12_names_that_differ_only_at_the_end_have_workers_of_their_own() -> None:
     """Each message wakes the worker of its queue, long before that would poll, and no other."""
     with ExitStack() as stack:

@@ -170,7 +170,7 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return seen
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("queues", [3, 200])
 def test_b76_a_flood_in_one_queue_leaves_the_others_their_pace(
     settings: Any, claims: Counter[str], queues: int

@@ -79,7 +79,7 @@ def test_every_verb_works_through_it(pooled: str) -> None:
     assert not MessageQueue.objects.filter(name="q").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("direct", [True, False], ids=["direct alias for LISTEN", "no direct alias"])
 def test_four_workers_handle_two_thousand_messages(
     bouncer: PgBouncer, pooled: str, direct: bool, monkeypatch: pytest.MonkeyPatch

@@ -42,7 +42,7 @@ def drain(queue: Queue) -> list:
 # --- B59: idle queue deleted under a publisher ---
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b59_publishers_of_a_queue_that_is_reaped_all_the_time_lose_nothing():
     """
     Four publishers, two reapers in a tight loop that think everything idle, a consumer that empties.

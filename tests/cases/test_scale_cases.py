@@ -67,7 +67,7 @@ def queue_url(page: str, *args: Any) -> str:
     return reverse(f"admin:django_pgqueue_messagequeue_{page}", args=args)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b85_every_page_of_the_admin_reads_little_however_big_the_tables_are(
     admin_client: Client, big_tables: None
 ) -> None:
@@ -98,7 +98,7 @@ def test_b85_every_page_of_the_admin_reads_little_however_big_the_tables_are(
         fetch("RESET statement_timeout")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b85_the_list_offers_nothing_that_would_read_it_all(admin_client: Client, big_tables: None) -> None:
     """No sorting but by id, no actions, and no claim to have counted."""
     page = admin_client.get(item_url("changelist")).content.decode()
@@ -108,7 +108,7 @@ def test_b85_the_list_offers_nothing_that_would_read_it_all(admin_client: Client
     assert not re.search(rf"({ROWS}|{ROWS:,}) [a-z]", page)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b85_a_big_queue_cannot_be_deleted_by_the_admin(admin_client: Client, big_tables: None) -> None:
     """So no confirmation page lists its messages."""
     before = rows_read()

@@ -25,6 +25,8 @@ from tests.databases import database
 from tests.support import connect, make_queue, payloads, second_session
 from tests.workers import ROOT, environment
 
+# As test_testing.py.
+pytestmark = pytest.mark.django_flush
 in_transaction = pytest.mark.django_db
 committed = pytest.mark.django_db(transaction=True)
 

@@ -7,7 +7,7 @@ from tests.soak import rolling_deploy
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_b95_two_versions_run_side_by_side_and_back_and_no_message_is_lost():
     """
     Four phases, shortened: migrated under the old version, both, the new one alone, the old one on the new tables.

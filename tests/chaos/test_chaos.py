@@ -19,7 +19,7 @@ from tests.pgbouncer import find_pgbouncer
 PLAN = Plan(seed=1, seconds=60, has_pooler=True)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_no_message_is_lost_whatever_is_done_to_the_server_and_the_workers(tmp_path: Path) -> None:
     """A minute: each kind of fault is injected and recovered from, and the ledger balances."""
     file = tmp_path / "chaos.json"

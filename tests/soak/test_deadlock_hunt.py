@@ -4,7 +4,7 @@ import pytest
 
 from tests.soak import deadlock_hunt
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 def test_no_statement_deadlocks_and_no_publish_waits_for_a_lock() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.soak import held_back_vacuum
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 def test_a_transaction_that_is_left_open_does_not_bring_the_queue_to_a_halt() -> None:

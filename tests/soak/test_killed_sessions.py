@@ -4,7 +4,7 @@ import pytest
 
 from tests.soak import killed_sessions
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.full]
 
 
 def test_a_worker_whose_sessions_are_all_killed_again_and_again_loses_nothing() -> None:

