@@ -1,8 +1,14 @@
 """
 What the processes of a run note, each in a file of its own, outside the database.
 
-A note is one JSON object a line, in the file before the call returns: what it tells of outlives the
-process that noted it, and the database cannot take it back.
+A note is one JSON object a line, in the file before the call returns: what it tells of outlives the process that
+noted it, and the database cannot take it back. Times are monotonic: one clock for all processes of a machine.
+
+Of a publish, ``trying`` is noted before it begins. What became of it follows:
+
+* ``committed``: the commit was confirmed; with the messages' ids
+* ``undone``: it certainly did not commit: rolled back on purpose, or refused before anything was stored
+* nothing: unknown; the connection broke, or the publisher was killed
 """
 
 import json
@@ -13,16 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from django_pgqueue import signals
-from example_project.demo.run import ROLE_VARIABLE, Run
 
 _file: int | None = None
 
 
-def open_for(run: Run) -> None:
-    """Open this process's file, and note from now on what the queue's signals tell."""
+def open_file(folder: str | Path, role: str) -> None:
+    """Open this process's file."""
     global _file
-    name = f"{os.environ[ROLE_VARIABLE]}-{os.getpid()}.notes"
-    _file = os.open(Path(run.folder) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    _file = os.open(Path(folder) / f"{role}-{os.getpid()}.notes", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def follow_signals() -> None:
+    """Note from now on what the queue's signals tell."""
     signals.queue_created.connect(_note_created)
     signals.queue_healed.connect(_note_created)
     signals.queue_reaped.connect(_note_reaped)
@@ -35,7 +43,7 @@ def open_for(run: Run) -> None:
 def note(what: str, **details: Any) -> None:
     """Append a note. One write, so that threads do not mix their lines."""
     assert _file is not None, "this process belongs to no run"
-    os.write(_file, f"{json.dumps({'note': what, 'at': time.time(), **details})}\n".encode())
+    os.write(_file, f"{json.dumps({'note': what, 'at': time.monotonic(), **details})}\n".encode())
 
 
 def _note_created(sender: str, **kwargs: Any) -> None:

@@ -1,9 +1,11 @@
 """What people see of a run: a bar while it runs, the ledger at its end."""
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from example_project.demo.ledger import Ledger, Verdict
+from example_project.demo.ledger import Verdict
+from example_project.demo.strict import StrictLedger
 
 LINES = (
     ("published", "published", ""),
@@ -33,12 +35,20 @@ LINES = (
 )
 
 
-def text(verdict: Verdict) -> str:
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """Return the figures by name, and what is wrong."""
+    return {**{key: verdict.figures[key] for key, _, _ in LINES}, "problems": verdict.problems}
+
+
+def as_text(verdict: Verdict) -> str:
     """Return the ledger as text."""
-    figures = verdict.figures
-    lines = [f"{label:20}{shown(figures[key]):>10}  {remark}".rstrip() for key, label, remark in LINES]
     end = "The ledger balances." if not verdict.problems else "The ledger does not hold."
-    return "\n".join([*lines, "", end])
+    return "\n".join([*table(verdict, LINES), "", end])
+
+
+def table(verdict: Verdict, lines: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return a line for each figure: its label, its value and a remark."""
+    return [f"{label:20}{shown(verdict.figures[key]):>10}  {remark}".rstrip() for key, label, remark in lines]
 
 
 def shown(value: Any) -> str:
@@ -58,7 +68,7 @@ class Bar:
                 return
             self._bar = tqdm(total=messages, unit="msg", desc="handled", file=sys.stderr, dynamic_ncols=True)
 
-    def show(self, ledger: Ledger) -> None:
+    def show(self, ledger: StrictLedger) -> None:
         """Show the state of a run."""
         if self._bar is None:
             return
