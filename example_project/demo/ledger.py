@@ -93,8 +93,8 @@ class Ledger:
         #: The deliveries that began and those that ended well, by message.
         self.started: dict[str, list[Delivery]] = {}
         self.handled: dict[str, list[Delivery]] = {}
-        #: Ids of messages of atomic handlers: they are handled if the handler's write is there, whatever it noted.
-        self.atomic: set[int] = set()
+        #: Messages of atomic handlers: they are handled if the handler's write is there, whatever it noted.
+        self.atomic: set[str] = set()
         #: Process and key of each message that a live subscriber heard.
         self.heard: list[tuple[str, str]] = []
         #: Messages that the reaper says it expired.
@@ -129,16 +129,18 @@ class Ledger:
         self.refused += len(note["keys"]) if note["refused"] else 0
 
     def _read_started(self, source: str, note: dict[str, Any]) -> None:
-        self._take(self.started, source, note)
+        name = self._take(self.started, source, note)
         if note["atomic"]:
-            self.atomic.add(note["id"])
+            self.atomic.add(name)
 
     def _read_handled(self, source: str, note: dict[str, Any]) -> None:
         self._take(self.handled, source, note)
 
-    def _take(self, ledger: dict[str, list[Delivery]], source: str, note: dict[str, Any]) -> None:
+    def _take(self, ledger: dict[str, list[Delivery]], source: str, note: dict[str, Any]) -> str:
         one = Delivery(note["id"], note["key"], note["queue"], note["delivery"], source, note["at"])
-        ledger.setdefault(self._name(one), []).append(one)
+        name = self._name(one)
+        ledger.setdefault(name, []).append(one)
+        return name
 
     def _read_heard(self, source: str, note: dict[str, Any]) -> None:
         self.heard.append((source, note["key"]))
@@ -150,10 +152,10 @@ class Ledger:
 
     def close(self, remains: Remains) -> Verdict:
         """Balance the ledger with what the tables hold."""
-        marks = Counter(one for one, what in remains.marks if what == "handled" and one in self.atomic)
-        names = {one.id: name for name, ones in self.started.items() for one in ones}
+        names = {one.id: name for name in self.atomic for one in self.started[name]}
+        marks = Counter(one for one, what in remains.marks if what == "handled" and one in names)
         atomic = Counter({names[one]: count for one, count in marks.items()})
-        late = [one for one in chain.from_iterable(self.handled.values()) if one.id not in self.atomic]
+        late = [one for name, ones in self.handled.items() if name not in self.atomic for one in ones]
         handled = {self._name(one) for one in late} | atomic.keys()
         dead = {self._name(item): item for item in remains.items if item.is_dead}
         orphaned = {self._name(item) for item in remains.items if not item.is_dead and item.place is None}
@@ -185,7 +187,7 @@ class Ledger:
             "mistaken": {one.key for one in [*self._deliveries(), *remains.items] if self._is_mistaken(one)},
             "heard_twice": [key for (_, key), count in Counter(self.heard).items() if count > 1],
         }
-        halves = self._halves(remains, {**names, **{item.id: self._name(item) for item in remains.items}})
+        halves = self._halves(remains)
         figures = {
             "published": len(published) + len(copies),
             "handled": len(handled),
@@ -241,9 +243,10 @@ class Ledger:
             return False
         return one.id not in publish.ids if publish.copies else one.id != publish.ids[publish.keys.index(name)]
 
-    def _halves(self, remains: Remains, names: dict[int, str]) -> list[int]:
+    def _halves(self, remains: Remains) -> list[int]:
         """Return ids of which either the publish or the write beside it was committed, and not both."""
         written = {one for one, what in remains.marks if what == "published"}
+        names = {one.id: self._name(one) for one in [*self._deliveries(), *remains.items]}
         return [one for one in written ^ self.marked if self._outcome(names.get(one)) != "unknown"]
 
     def _outcome(self, key: str | None) -> str:
