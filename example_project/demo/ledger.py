@@ -9,6 +9,7 @@ topic, each copy whose id was returned has to be found; live subscribers hear a 
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -69,6 +70,30 @@ class Verdict:
 
     figures: dict[str, Any]
     problems: list[str]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """
+    What became of the messages, by name: handled (and how often), set aside, waiting, or orphaned.
+
+    ``ids``: all of them by id.
+    """
+
+    atomic: Counter[str]
+    late: Counter[str]
+    dead: dict[str, Item]
+    waiting: set[str]
+    orphaned: set[str]
+    ids: set[int]
+
+    @cached_property
+    def handled(self) -> set[str]:
+        return self.atomic.keys() | self.late.keys()
+
+    @cached_property
+    def all(self) -> set[str]:
+        return self.handled | self.dead.keys() | self.waiting | self.orphaned
 
 
 class Ledger:
@@ -152,63 +177,82 @@ class Ledger:
 
     def close(self, remains: Remains) -> Verdict:
         """Balance the ledger with what the tables hold."""
-        names = {one.id: name for name in self.atomic for one in self.started[name]}
-        marks = Counter(one for one, what in remains.marks if what == "handled" and one in names)
-        atomic = Counter({names[one]: count for one, count in marks.items()})
-        late = [one for name, ones in self.handled.items() if name not in self.atomic for one in ones]
-        handled = {self._name(one) for one in late} | atomic.keys()
-        dead = {self._name(item): item for item in remains.items if item.is_dead}
-        orphaned = {self._name(item) for item in remains.items if not item.is_dead and item.place is None}
-        waiting = {self._name(item) for item in remains.items if not item.is_dead} - orphaned
-        ends = handled | dead.keys() | orphaned | waiting
-        found = ends | self.started.keys()
+        ends = self._ends(remains)
+        found = ends.all | self.started.keys()
         unknown = {key for one in self.publishes if one.outcome == "unknown" for key in one.keys}
         published = self.published.keys() | (unknown & found)
         copies = {one for publish in self.publishes if publish.copies for one in publish.ids}
+        no_copies = {one.keys[0] for one in self.publishes if one.copies and one.outcome == "committed" and not one.ids}
         # Nobody tells the ids of messages that expired. They are among those that are gone and whose time was up;
         # how many they may be is the reaper's word.
-        overdue = sorted(key for key in published - ends if self.time_was_up(key, remains.at))
+        overdue = sorted(key for key in published - ends.all if self.time_was_up(key, remains.at))
         expired = set(overdue[: self.reaped_messages])
-        aside = {key: item for key, item in dead.items() if key not in handled}
-        asked = {key for key in aside if self._asked(key)}
-        set_aside_late = {key for key, item in aside.items() if item.place == self.expired} - asked
-        ids = {one.id for one in [*late, *remains.items]} | marks.keys()
-        no_copies = {one.keys[0] for one in self.publishes if one.copies and one.outcome == "committed" and not one.ids}
         wrong: dict[str, Collection[Any]] = {
-            "lost": (published - ends - expired) | {f"copy {one}" for one in copies - ids} | no_copies,
-            "stuck": waiting | orphaned,
-            "phantom": {key for key in [*found, *(key for _, key in self.heard)] if not self._may_be(key)},
-            "duplicates_atomic": [
-                *(atomic - Counter(atomic.keys())).elements(),
-                *(atomic.keys() & (dead.keys() | waiting | orphaned)),
-            ],
-            "torn": {key for publish in self.publishes for key in _torn(publish, found)},
-            "early": {one.key for one in self._deliveries() if self._is_early(one)},
-            "mistaken": {one.key for one in [*self._deliveries(), *remains.items] if self._is_mistaken(one)},
-            "heard_twice": [key for (_, key), count in Counter(self.heard).items() if count > 1],
+            "lost": (published - ends.all - expired) | {f"copy {one}" for one in copies - ends.ids} | no_copies,
+            **self._not_possible(ends, found, remains),
         }
-        halves = self._halves(remains)
         figures = {
             "published": len(published) + len(copies),
-            "handled": len(handled),
-            "dead": len(aside) - len(set_aside_late),
-            "dead_as_asked": len(asked),
-            "dead_otherwise": len(aside) - len(asked) - len(set_aside_late),
-            "expired": len(expired) + len(set_aside_late),
-            "orphaned": len(orphaned - handled),
-            "waiting": len(waiting - handled),
-            "duplicates": len(late) - len({self._name(one) for one in late}),
-            "topic": sum(publish.copies and publish.outcome == "committed" for publish in self.publishes),
-            "heard": len({key for _, key in self.heard}),
+            **self._counts(ends),
             "unknown": len(unknown),
             "unknown_committed": len(unknown & found),
-            "undone": self.undone,
-            "refused": self.refused,
             **{name: len(keys) for name, keys in wrong.items()},
         }
-        wrong["a publish and the write beside it did not commit together"] = halves
+        figures["expired"] += len(expired)
+        wrong["a publish and the write beside it did not commit together"] = self._halves(remains)
         problems = [f"{name}: {sample(keys)}" for name, keys in wrong.items() if keys]
         return Verdict(figures, problems if self.published else [*problems, "nothing was published"])
+
+    def _ends(self, remains: Remains) -> Ends:
+        """Return what became of the messages."""
+        names = {one.id: name for name in self.atomic for one in self.started[name]}
+        marks = Counter(one for one, what in remains.marks if what == "handled" and one in names)
+        late = [one for name, ones in self.handled.items() if name not in self.atomic for one in ones]
+        left = [item for item in remains.items if not item.is_dead]
+        return Ends(
+            atomic=Counter({names[one]: count for one, count in marks.items()}),
+            late=Counter(self._name(one) for one in late),
+            dead={self._name(item): item for item in remains.items if item.is_dead},
+            waiting={self._name(item) for item in left if item.place is not None},
+            orphaned={self._name(item) for item in left if item.place is None},
+            ids={one.id for one in [*late, *remains.items]} | marks.keys(),
+        )
+
+    def _counts(self, ends: Ends) -> dict[str, int]:
+        aside = {key: item for key, item in ends.dead.items() if key not in ends.handled}
+        asked = {key for key in aside if self._asked(key)}
+        expired = {key for key, item in aside.items() if item.place == self.expired} - asked
+        return {
+            "handled": len(ends.handled),
+            "dead": len(aside) - len(expired),
+            "dead_as_asked": len(asked),
+            "dead_otherwise": len(aside) - len(asked) - len(expired),
+            "expired": len(expired),
+            "orphaned": len(ends.orphaned - ends.handled),
+            "waiting": len(ends.waiting - ends.handled),
+            "duplicates": ends.late.total() - len(ends.late),
+            "topic": sum(publish.copies and publish.outcome == "committed" for publish in self.publishes),
+            "heard": len({key for _, key in self.heard}),
+            "undone": self.undone,
+            "refused": self.refused,
+        }
+
+    def _not_possible(self, ends: Ends, found: Collection[str], remains: Remains) -> dict[str, Collection[str]]:
+        """Return by name what must not happen, and the messages to which it did."""
+        left = ends.waiting | ends.orphaned
+        deliveries = list(self._deliveries())
+        return {
+            "stuck": left,
+            "phantom": {key for key in [*found, *(key for _, key in self.heard)] if not self._may_be(key)},
+            "duplicates_atomic": [
+                *(ends.atomic - Counter(ends.atomic.keys())).elements(),
+                *(ends.atomic.keys() & (ends.dead.keys() | left)),
+            ],
+            "torn": {key for publish in self.publishes for key in _torn(publish, found)},
+            "early": {one.key for one in deliveries if self._is_early(one)},
+            "mistaken": {one.key for one in [*deliveries, *remains.items] if self._is_mistaken(one)},
+            "heard_twice": [key for (_, key), count in Counter(self.heard).items() if count > 1],
+        }
 
     def time_was_up(self, key: str, at: float) -> bool:
         """Tell whether a message may have been deleted as expired."""

@@ -15,10 +15,22 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from django_pgqueue import signals
+
+#: The signals that are noted, and as what.
+SIGNALS = {
+    signals.queue_created: "made",
+    signals.queue_healed: "made",
+    signals.queue_reaped: "reaped",
+    signals.messages_expired: "expired",
+    signals.orphans_adopted: "adopted",
+    signals.message_failed: "failed",
+    signals.lease_lost: "lease_lost",
+}
 
 _file: int | None = None
 
@@ -31,13 +43,8 @@ def open_file(folder: str | Path, role: str) -> None:
 
 def follow_signals() -> None:
     """Note from now on what the queue's signals tell."""
-    signals.queue_created.connect(_note_created)
-    signals.queue_healed.connect(_note_created)
-    signals.queue_reaped.connect(_note_reaped)
-    signals.messages_expired.connect(_note_expired)
-    signals.orphans_adopted.connect(_note_adopted)
-    signals.message_failed.connect(_note_failed)
-    signals.lease_lost.connect(_note_lease_lost)
+    for signal, what in SIGNALS.items():
+        signal.connect(partial(_note_signal, what), weak=False)
 
 
 def note(what: str, **details: Any) -> None:
@@ -46,28 +53,9 @@ def note(what: str, **details: Any) -> None:
     os.write(_file, f"{json.dumps({'note': what, 'at': time.monotonic(), **details})}\n".encode())
 
 
-def _note_created(sender: str, **kwargs: Any) -> None:
-    note("made", queue=sender)
-
-
-def _note_reaped(sender: str, **kwargs: Any) -> None:
-    note("reaped", queue=sender)
-
-
-def _note_expired(sender: str, *, count: int, **kwargs: Any) -> None:
-    note("expired", queue=sender, count=count)
-
-
-def _note_adopted(sender: str, *, count: int, **kwargs: Any) -> None:
-    note("adopted", queue=sender, count=count)
-
-
-def _note_failed(sender: str, *, message: Any, **kwargs: Any) -> None:
-    note("failed", id=message.id)
-
-
-def _note_lease_lost(sender: str, *, ids: list[int], **kwargs: Any) -> None:
-    note("lease_lost", ids=ids)
+def _note_signal(what: str, sender: str, *, message: Any = None, **details: Any) -> None:
+    found = {key: details[key] for key in ("count", "ids") if key in details}
+    note(what, queue=sender, **found, **({"id": message.id} if message else {}))
 
 
 class Reader:

@@ -72,16 +72,8 @@ class Bar:
         """Show the state of a run."""
         if self._bar is None:
             return
-        self._bar.set_postfix(
-            {
-                "published": len(ledger.published),
-                "healed": ledger.healed,
-                "reaped": ledger.queues_reaped,
-                "deleted": ledger.queues_deleted,
-                "adopted": ledger.adopted,
-            },
-            refresh=False,
-        )
+        told = {name: ledger.tally[name] for name in ("healed", "queues_reaped", "queues_deleted", "adopted")}
+        self._bar.set_postfix({"published": len(ledger.published), **told}, refresh=False)
         self._bar.update(len(ledger.handled) - self._bar.n)
 
     def close(self) -> None:

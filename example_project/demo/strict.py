@@ -10,6 +10,8 @@ from typing import Any
 
 from example_project.demo.ledger import Ledger, Remains, Verdict, sample
 
+TALLIED = ("queues_deleted", "orphans_made", "adopted", "queues_reaped", "healed", "healed_by_publishers")
+
 
 class StrictLedger(Ledger):
     """``auto_deleted``: the names of the auto-deleted queues. ``lease``: its length in seconds."""
@@ -23,8 +25,8 @@ class StrictLedger(Ledger):
         self.lease_lost: set[int] = set()
         #: Consumers ended by SIGKILL, by the name of their notes.
         self.killed: set[str] = set()
-        self.queues_deleted = self.queues_reaped = self.orphans_made = self.adopted = 0
-        self.healed = self.healed_by_publishers = 0
+        #: How often what happened, by the name of the figure.
+        self.tally = Counter[str]()
         self.standing_made: set[str] = set()
         #: Seconds, while everything runs and after it has come to rest.
         self.busy_wake_ups: list[float] = []
@@ -58,21 +60,19 @@ class StrictLedger(Ledger):
         self.lease_lost.update(note["ids"])
 
     def _read_adopted(self, source: str, note: dict[str, Any]) -> None:
-        self.adopted += note["count"]
+        self.tally["adopted"] += note["count"]
 
     def _read_deleted(self, source: str, note: dict[str, Any]) -> None:
-        self.queues_deleted += 1
-        self.orphans_made += note["orphans"]
+        self.tally.update(queues_deleted=1, orphans_made=note["orphans"])
 
     def _read_reaped(self, source: str, note: dict[str, Any]) -> None:
         # Dead-letter queues of auto-deleted queues come and go as well; they are not counted.
-        self.queues_reaped += note["queue"] in self.auto_deleted
+        self.tally["queues_reaped"] += note["queue"] in self.auto_deleted
 
     def _read_made(self, source: str, note: dict[str, Any]) -> None:
         # All of the run's queues were there before its processes started: made is made again.
         if note["queue"] in self.auto_deleted:
-            self.healed += 1
-            self.healed_by_publishers += source.startswith("publisher")
+            self.tally.update(healed=1, healed_by_publishers=source.startswith("publisher"))
         else:
             self.standing_made.add(note["queue"])
 
@@ -85,12 +85,7 @@ class StrictLedger(Ledger):
             "redelivered": sum(len(starts) > 1 for starts in self.started.values()),
             "handled_twice": sum(len(ends) > 1 for ends in self.handled.values()),
             "rolled_back": self.undone,
-            "queues_deleted": self.queues_deleted,
-            "queues_reaped": self.queues_reaped,
-            "healed": self.healed,
-            "healed_by_publishers": self.healed_by_publishers,
-            "orphans_made": self.orphans_made,
-            "adopted": self.adopted,
+            **{name: self.tally[name] for name in TALLIED},
             "consumers_killed": len(self.killed),
             "leases_lost": len(self.lease_lost),
             **self._speed(),
@@ -110,7 +105,7 @@ class StrictLedger(Ledger):
     def _not_promised(self, remains: Remains) -> list[str]:
         dead = {item.key for item in remains.items if item.is_dead}
         deliveries = Counter((one.id, one.number) for ends in self.handled.values() for one in ends)
-        removed = self.queues_deleted + self.queues_reaped
+        healed, removed = self.tally["healed"], self.tally["queues_deleted"] + self.tally["queues_reaped"]
         # Messages that were handled and perhaps not acked can expire, too.
         overdue = [key for key in self.published if self.time_was_up(key, remains.at)]
         due = sum(self._may_lack_ack(key) if key in self.handled else key not in dead for key in overdue)
@@ -127,8 +122,8 @@ class StrictLedger(Ledger):
             "publishes were refused": self.refused > 0,
             "standing queues vanished": self.standing_made,
             # A consumer that is killed may have made a queue and not noted it.
-            f"{removed} queues went, {self.healed} came back, {remains.missing_queues} are missing": (
-                abs(removed - self.healed - remains.missing_queues) > len(self.killed)
+            f"{removed} queues went, {healed} came back, {remains.missing_queues} are missing": (
+                abs(removed - healed - remains.missing_queues) > len(self.killed)
             ),
             f"the reaper expired {self.reaped_messages} messages, at most {due} were due to": (
                 self.reaped_messages > due
@@ -157,10 +152,10 @@ class StrictLedger(Ledger):
 
     def _not_exercised(self) -> list[str]:
         checks = {
-            "no queue was deleted by hand": self.queues_deleted,
-            "no queue was reaped": self.queues_reaped,
-            "no publisher healed a queue": self.healed_by_publishers,
-            "no orphan was adopted": self.adopted,
+            "no queue was deleted by hand": self.tally["queues_deleted"],
+            "no queue was reaped": self.tally["queues_reaped"],
+            "no publisher healed a queue": self.tally["healed_by_publishers"],
+            "no orphan was adopted": self.tally["adopted"],
         }
         return [f"not exercised: {text}" for text, count in checks.items() if not count]
 
