@@ -46,8 +46,8 @@ def delete_queue(name: str, *, even_empty: bool = True) -> tuple[int, int] | Non
     Delete a queue's row, and return how many messages that cut loose, and how many of them were waiting.
 
     None: it was not deleted. A session that is idle in its transaction, or a handler that is stopped in one, may
-    hold the row; and the deletion and the settling lock the same messages, each in its own order, so that the
-    server may pick this one to fail.
+    hold the row. The deletion can also deadlock with a consumer that settles: both lock the same messages, each
+    in its own order, and the server may end the deletion. Nothing is lost by that.
     """
     with if_there(), transaction.atomic():
         fetch("SET LOCAL lock_timeout = '1s'")
@@ -61,7 +61,7 @@ def delete_queue(name: str, *, even_empty: bool = True) -> tuple[int, int] | Non
 
 @contextlib.contextmanager
 def if_there() -> Iterator[None]:
-    """Pass over an error of the database: the server may be away, or the session ended."""
+    """Ignore database errors: the server may be away, or the session may have been ended."""
     try:
         yield
     except (DatabaseError, InterfaceError):

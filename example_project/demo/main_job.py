@@ -4,6 +4,7 @@ import random
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,10 +159,13 @@ class MainJob(Conductor):
         self._check()
 
     def _until_ended(self, kind: str, *, starts: bool = True) -> None:
-        """Run processes that end by themselves."""
+        """Wait for processes that end by themselves. Raises ``ChildFailed`` when they do not."""
         if starts:
             self.fleet.start(kind)
-        while any(slot.process for slot in self.fleet.of_kind(kind)):
+        deadline = time.monotonic() + STALLED
+        while running := [slot.name for slot in self.fleet.of_kind(kind) if slot.process]:
+            if time.monotonic() > deadline:
+                raise ChildFailed(f"{', '.join(running)} did not end within {STALLED:.0f} seconds")
             self.step()
 
     # --- What happens meanwhile ---
