@@ -46,12 +46,13 @@ class Role:
 class Slot:
     """The place of one process. What it prints goes to a file."""
 
-    def __init__(self, role: Role, folder: Path, environment: dict[str, str], starter: str) -> None:
+    def __init__(self, role: Role, folder: Path, environment: dict[str, str], starter: str | None) -> None:
         self.role = role
         self.environment = {**environment, FOLDER_VARIABLE: str(folder), ROLE_VARIABLE: role.name}
         self.process: subprocess.Popen[bytes] | None = None
         self._log = folder / f"{role.name}.log"
-        self._command = [sys.executable, "-m", starter, role.part, *role.arguments]
+        self._has_session = starter is None
+        self._command = [sys.executable, "-m", starter or "example_project.demo.child", role.part, *role.arguments]
 
     @property
     def name(self) -> str:
@@ -79,9 +80,10 @@ class Slot:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Of its own, so that a Ctrl-C is not for it; in this session, so that the system ends
-                # it also when it is stopped while this process goes away.
-                process_group=0,
+                # A Ctrl-C is not for it. With a session of its own a process gets its own share of the CPU, too.
+                # Where processes are stopped by SIGSTOP, they stay in this session, so that the system ends them
+                # when this process goes away meanwhile.
+                **({"start_new_session": True} if self._has_session else {"process_group": 0}),
             )
 
     def send(self, number: signal.Signals) -> None:
@@ -132,7 +134,7 @@ class Slot:
 class Fleet:
     """All the processes. ``problems`` collects those that ended by themselves or would not end."""
 
-    def __init__(self, folder: Path, starter: str = "example_project.demo.child") -> None:
+    def __init__(self, folder: Path, starter: str | None = None) -> None:
         self.folder = folder
         self.starter = starter
         self.slots: dict[str, Slot] = {}
