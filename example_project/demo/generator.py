@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 WORDS = ("queue", "order", "invoice", "customer", "retry", "deploy", "branch", "review", "refund", "parcel", "label")
+SAMPLES: tuple[dict[str, Any], ...] = (
+    {"event": "push", "ref": "refs/heads/main", "forced": False, "author": {"name": "Ada", "email": None}},
+    {"event": "payment", "action": "refunded", "order": 4711, "rates": [0.19, 0.07]},
+    {"event": "parcel", "action": "moved", "place": {"lat": 47.37689, "lon": -8.54169}, "to": "Zürich ☃"},
+)
 SMALLEST, LARGEST = 500, 30_000  # bytes of JSON, about
 
 
@@ -50,44 +55,15 @@ def cycled(path: str) -> Iterator[Any]:
 def events(seed: int) -> Iterator[dict[str, Any]]:
     """Yield webhook events as a shop's payment, shipping and hosting services might send them."""
     chance = random.Random(seed)
-    makers = (push, payment, parcel)
     for number in itertools.count(1):
-        event = chance.choice(makers)(chance, number)
-        event["id"] = f"evt_{seed}_{number}"
+        event = {"id": f"evt_{seed}_{number}", **chance.choice(SAMPLES), "lines": [item(chance) for _ in range(4)]}
         # Small ones are more frequent than large ones.
         size = int(SMALLEST * (LARGEST / SMALLEST) ** chance.random() ** 1.5)
         missing = size - len(json.dumps(event))
         if missing > 0:
-            event["notes"] = prose(chance, missing)
+            event["notes"] = " ".join(chance.choices(WORDS, k=missing // 7 + 1))[:missing]
         yield event
 
 
-def push(chance: random.Random, number: int) -> dict[str, Any]:
-    commits = [
-        {"id": f"{chance.getrandbits(160):040x}", "message": prose(chance, 60), "author": chance.choice(WORDS)}
-        for _ in range(chance.randint(1, 5))
-    ]
-    return {"event": "push", "payload": {"ref": "refs/heads/main", "commits": commits, "forced": number % 7 == 0}}
-
-
-def payment(chance: random.Random, number: int) -> dict[str, Any]:
-    amount = chance.randint(100, 500_000)
-    lines = [{"sku": f"SKU-{chance.randint(1, 9999):04}", "count": chance.randint(1, 9)} for _ in range(4)]
-    return {
-        "event": "payment",
-        "payload": {
-            "action": chance.choice(["captured", "refunded"]),
-            "cents": amount,
-            "order": number,
-            "lines": lines,
-        },
-    }
-
-
-def parcel(chance: random.Random, number: int) -> dict[str, Any]:
-    place = {"lat": round(chance.uniform(-90, 90), 5), "lon": round(chance.uniform(-180, 180), 5)}
-    return {"event": "parcel", "payload": {"action": "moved", "parcel": number, "place": place, "to": "Zürich ☃"}}
-
-
-def prose(chance: random.Random, size: int) -> str:
-    return " ".join(chance.choices(WORDS, k=size // 7 + 1))[:size]
+def item(chance: random.Random) -> dict[str, Any]:
+    return {"sku": f"SKU-{chance.randint(1, 9999):04}", "cents": chance.randint(100, 500_000), "off": chance.random()}

@@ -1,259 +1,67 @@
 """
-The ledger: what became of each message, by the notes of the processes and what the tables still hold.
+The ledger: what became of each message, by the notes of the processes and what the tables hold at the end.
 
-It asks three questions. Is every published message accounted for, once? Did only that happen which is
-promised? Did the run exercise what it is for?
+A message whose commit was confirmed has to be found: handled, dead-lettered, or expired where it had a TTL. One
+whose outcome is unknown may be found or not, but all of its transaction or nothing. Of what is published to a
+topic, each copy whose id was returned has to be found; live subscribers hear a message at most once.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
-from example_project.demo.run import SETTINGS
+
+@dataclass
+class Publish:
+    """
+    One attempt to publish. Its messages are stored together or not at all.
+
+    To a topic (``copies``): one message; ``keys`` are those of the copies that there may be.
+    """
+
+    keys: list[str]
+    at: float
+    delay: float
+    fates: list[str]
+    copies: bool = False
+    outcome: str = "unknown"
+    ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A delivery that a handler has noted."""
+
+    id: int
+    key: str
+    queue: str
+    number: int
+    source: str
+    at: float
+
+
+@dataclass(frozen=True)
+class Item:
+    """A message that is still stored: published to ``queue``, now on ``place`` (None: an orphan), set aside or not."""
+
+    id: int
+    key: str
+    queue: str
+    place: str | None
+    is_dead: bool
 
 
 @dataclass(frozen=True)
 class Remains:
-    """What the tables hold at the end: ids by state, marks as (id, what), queues without a row."""
+    """What the tables hold at the end. ``at``: when that was; ``marks``: ids, and what was written beside them."""
 
-    waiting: frozenset[int] = frozenset()
-    orphaned: frozenset[int] = frozenset()
-    dead: frozenset[int] = frozenset()
-    marks: tuple[tuple[int, str], ...] = ()
+    items: Collection[Item] = ()
+    marks: Collection[tuple[int, str]] = ()
+    at: float = 0.0
     missing_queues: int = 0
-
-
-@dataclass
-class Ledger:
-    """
-    ``auto_deleted``: the names of the run's auto-deleted queues. ``read`` takes the notes one by one,
-    ``close`` answers.
-    """
-
-    auto_deleted: Collection[str]
-    #: When each published message expires (epoch seconds, None: never).
-    published: dict[int, float | None] = field(default_factory=dict)
-    marked: set[int] = field(default_factory=set)
-    rolled_back: set[int] = field(default_factory=set)
-    #: When each message's deliveries began, when one failed, and who noted that one ended well.
-    started: dict[int, list[float]] = field(default_factory=dict)
-    handled: dict[int, list[str]] = field(default_factory=dict)
-    deliveries: Counter[tuple[int, int]] = field(default_factory=Counter)
-    #: Messages of atomic handlers: what these noted holds only if their write is there.
-    atomic: set[int] = field(default_factory=set)
-    failed: dict[int, list[float]] = field(default_factory=dict)
-    lease_lost: set[int] = field(default_factory=set)
-    #: Messages that the reaper says it expired.
-    reaped_messages: int = 0
-    queues_deleted: int = 0
-    queues_reaped: int = 0
-    orphans_made: int = 0
-    adopted: int = 0
-    healed: int = 0
-    healed_by_publishers: int = 0
-    standing_made: set[str] = field(default_factory=set)
-    #: Seconds, while everything runs and after it has come to rest.
-    busy_wake_ups: list[float] = field(default_factory=list)
-    wake_ups: list[float] = field(default_factory=list)
-    is_quiet: bool = False
-    #: Consumers ended by SIGKILL, by the name of their notes.
-    killed: set[str] = field(default_factory=set)
-    first_publish: float = float("inf")
-    last_end: float = 0.0
-    handled_under_load: int = 0
-
-    def read(self, source: str, note: dict[str, Any]) -> None:
-        """Take one note of the process ``source``."""
-        getattr(self, f"_read_{note['note']}")(source, note)
-
-    def rest(self) -> None:
-        """Take what comes from now on as not part of the load."""
-        self.is_quiet = True
-        self.handled_under_load = len(self.handled)
-
-    def _read_published(self, source: str, note: dict[str, Any]) -> None:
-        self.first_publish = min(self.first_publish, note["at"])
-        self.published.update(dict.fromkeys(note["ids"], note["expires_at"]))
-        if note["marked"]:
-            self.marked.update(note["ids"])
-
-    def _read_rolled_back(self, source: str, note: dict[str, Any]) -> None:
-        self.rolled_back.update(note["ids"])
-
-    def _read_started(self, source: str, note: dict[str, Any]) -> None:
-        self.started.setdefault(note["id"], []).append(note["at"])
-
-    def _read_handled(self, source: str, note: dict[str, Any]) -> None:
-        self.handled.setdefault(note["id"], []).append(source)
-        self.deliveries[note["id"], note["delivery"]] += 1
-        if note["atomic"]:
-            self.atomic.add(note["id"])
-        if not self.is_quiet:
-            self.last_end = max(self.last_end, note["at"])
-
-    def _read_woken(self, source: str, note: dict[str, Any]) -> None:
-        (self.wake_ups if self.is_quiet else self.busy_wake_ups).append(note["seconds"])
-
-    def _read_failed(self, source: str, note: dict[str, Any]) -> None:
-        self.failed.setdefault(note["id"], []).append(note["at"])
-
-    def _read_lease_lost(self, source: str, note: dict[str, Any]) -> None:
-        self.lease_lost.update(note["ids"])
-
-    def _read_expired(self, source: str, note: dict[str, Any]) -> None:
-        self.reaped_messages += note["count"]
-
-    def _read_adopted(self, source: str, note: dict[str, Any]) -> None:
-        self.adopted += note["count"]
-
-    def _read_deleted(self, source: str, note: dict[str, Any]) -> None:
-        self.queues_deleted += 1
-        self.orphans_made += note["orphans"]
-
-    def _read_reaped(self, source: str, note: dict[str, Any]) -> None:
-        # Dead-letter queues of auto-deleted queues come and go as well; they are not counted.
-        self.queues_reaped += note["queue"] in self.auto_deleted
-
-    def _read_made(self, source: str, note: dict[str, Any]) -> None:
-        # All of the run's queues were there before its processes started: made is made again.
-        if note["queue"] in self.auto_deleted:
-            self.healed += 1
-            self.healed_by_publishers += source.startswith("publisher")
-        else:
-            self.standing_made.add(note["queue"])
-
-    # --- The answer ---
-
-    def close(self, remains: Remains, now: float) -> "Verdict":
-        """Balance the ledger. ``now``: epoch seconds at which the tables were read."""
-        published = set(self.published)
-        written = {message_id for message_id, what in remains.marks if what == "handled"}
-        handled = {message_id for message_id in self.handled if message_id in written or message_id not in self.atomic}
-        dead = remains.dead & published
-        gone = published - handled - dead - remains.waiting - remains.orphaned
-        # Nobody tells the ids of expired messages. They are those that are gone and whose time was up;
-        # how many they may be is the reaper's word.
-        may_have_expired = {message_id for message_id in gone if self._time_was_up(message_id, now)}
-        # Handled, but the consumer may have died or lost its lease before the ack: these can expire too.
-        unsettled = {message_id for message_id in handled if self._may_lack_ack(message_id)}
-        most = len(may_have_expired) + sum(self._time_was_up(message_id, now) for message_id in unsettled)
-        expired = min(len(may_have_expired), self.reaped_messages)
-        lost = len(gone) - expired
-        figures: dict[str, Any] = {
-            "published": len(published),
-            "handled": len(handled),
-            "redelivered": sum(len(starts) > 1 for starts in self.started.values()),
-            "handled_twice": sum(len(ends) > 1 for ends in self.handled.values()),
-            "expired": expired,
-            "dead": len(dead - handled),
-            "orphaned": len((remains.orphaned & published) - handled),
-            "waiting": len((remains.waiting & published) - handled),
-            "lost": lost,
-            "rolled_back": len(self.rolled_back),
-            "queues_deleted": self.queues_deleted,
-            "queues_reaped": self.queues_reaped,
-            "healed": self.healed,
-            "healed_by_publishers": self.healed_by_publishers,
-            "orphans_made": self.orphans_made,
-            "adopted": self.adopted,
-            "consumers_killed": len(self.killed),
-            "leases_lost": len(self.lease_lost),
-            **self._speed(),
-        }
-        problems = [
-            *self._not_accounted(figures, handled, remains),
-            *self._not_promised(remains),
-            *self._not_exercised(),
-        ]
-        if self.reaped_messages > most:
-            problems.append(f"the reaper expired {self.reaped_messages} messages, only {most} had reached their TTL")
-        return Verdict(figures, problems)
-
-    def _time_was_up(self, message_id: int, now: float) -> bool:
-        expires_at = self.published.get(message_id)
-        # A second more: the publisher noted it after the database had fixed it.
-        return expires_at is not None and expires_at <= now + 1
-
-    def _may_lack_ack(self, message_id: int) -> bool:
-        return (
-            message_id in self.failed
-            or message_id in self.lease_lost
-            or not self.killed.isdisjoint(self.handled.get(message_id, ()))
-        )
-
-    def _came_too_early(self, message_id: int) -> bool:
-        """
-        Tell whether a delivery began while the one before it had a lease.
-
-        Nothing starts in the second half of a lease, so what was not given back comes again after half a
-        lease at the soonest.
-        """
-        starts = sorted(self.started[message_id])
-        return any(
-            later - earlier < SETTINGS["LEASE"] / 2
-            and not any(earlier <= at <= later for at in self.failed.get(message_id, ()))
-            for earlier, later in pairwise(starts)
-        )
-
-    def _not_accounted(self, figures: dict[str, Any], handled: set[int], remains: Remains) -> list[str]:
-        # A message that was handled and then not acked may have expired, and lie in a dead-letter queue.
-        still_there = remains.waiting | remains.orphaned | {one for one in remains.dead if not self._may_lack_ack(one)}
-        ends = ("handled", "expired", "dead", "orphaned", "waiting", "lost")
-        checks = {
-            f"{figures['lost']} messages are lost": figures["lost"],
-            f"{figures['orphaned']} messages are orphaned": figures["orphaned"],
-            f"{figures['waiting']} messages are still waiting": figures["waiting"],
-            "the outcomes of the messages do not add up": figures["published"] - sum(figures[end] for end in ends),
-            "handled messages are still there": len(still_there & handled),
-        }
-        return [text for text, count in checks.items() if count]
-
-    def _not_promised(self, remains: Remains) -> list[str]:
-        unpublished = set(self.started) - set(self.published)
-        twice = {message_id for message_id, ends in self.handled.items() if len(ends) > 1}
-        marks = Counter(remains.marks)
-        marked = {message_id for message_id, what in marks if what == "published"}
-        removed = self.queues_deleted + self.queues_reaped
-        checks = {
-            "messages of a rolled-back transaction were delivered": unpublished & self.rolled_back,
-            "messages that nobody published were delivered": unpublished - self.rolled_back,
-            "messages were delivered again under a live lease": [
-                one for one in self.started if self._came_too_early(one)
-            ],
-            "one delivery was handled twice": [key for key, count in self.deliveries.items() if count > 1],
-            "handled twice without a lost lease": [one for one in twice if not self._may_lack_ack(one)],
-            "a handler's own write committed twice": [key for key, count in marks.items() if count > 1],
-            "a publish and the write beside it did not commit together": marked ^ self.marked,
-            "standing queues vanished": self.standing_made,
-            # A consumer that is killed may have made a queue and not noted it.
-            f"queues removed: {removed}, created again: {self.healed}, missing: {remains.missing_queues}": (
-                abs(removed - self.healed - remains.missing_queues) > len(self.killed)
-            ),
-        }
-        return [text if found is True else f"{text}: {sample(found)}" for text, found in checks.items() if found]
-
-    def _not_exercised(self) -> list[str]:
-        checks = {
-            "no message was published": len(self.published),
-            "no queue was deleted by hand": self.queues_deleted,
-            "no queue was reaped": self.queues_reaped,
-            "no publisher healed a queue": self.healed_by_publishers,
-            "no orphan was adopted": self.adopted,
-        }
-        return [f"not exercised: {text}" for text, count in checks.items() if not count]
-
-    def _speed(self) -> dict[str, Any]:
-        seconds = max(self.last_end - self.first_publish, 0.0) if self.handled else 0.0
-        return {
-            "seconds": round(seconds, 2),
-            "throughput": round(self.handled_under_load / seconds, 1) if seconds else None,
-            "wakeup_p50_ms": percentile(self.wake_ups, 0.50),
-            "wakeup_p99_ms": percentile(self.wake_ups, 0.99),
-            "busy_wakeup_p50_ms": percentile(self.busy_wake_ups, 0.50),
-            "busy_wakeup_p99_ms": percentile(self.busy_wake_ups, 0.99),
-        }
 
 
 @dataclass(frozen=True)
@@ -264,14 +72,244 @@ class Verdict:
     problems: list[str]
 
 
-def percentile(seconds: list[float], share: float) -> float | None:
-    """Return a percentile in milliseconds. None: nothing was measured."""
-    if not seconds:
-        return None
-    ordered = sorted(seconds)
-    return round(1000 * ordered[min(int(share * len(ordered)), len(ordered) - 1)], 2)
+@dataclass(frozen=True)
+class Ends:
+    """
+    What became of the messages, by name: handled (and how often), set aside, waiting, or orphaned.
+
+    ``ids``: all of them by id.
+    """
+
+    atomic: Counter[str]
+    late: Counter[str]
+    dead: dict[str, Item]
+    waiting: set[str]
+    orphaned: set[str]
+    ids: set[int]
+
+    @cached_property
+    def handled(self) -> set[str]:
+        return self.atomic.keys() | self.late.keys()
+
+    @cached_property
+    def all(self) -> set[str]:
+        return self.handled | self.dead.keys() | self.waiting | self.orphaned
 
 
-def sample(found: Any) -> str:
-    """Return the first few of what was found, and how many there are."""
+class Ledger:
+    """
+    ``read`` takes the notes one by one, ``close`` balances.
+
+    ``expired``: the dead-letter queue of what had a TTL. ``bound``: queues that get a copy of what is published to
+    the topic; the first of them is standing, so never left out.
+    """
+
+    def __init__(self, *, expired: str = "", bound: Collection[str] = ()) -> None:
+        self.expired = expired
+        self.bound = bound
+        self.publishes: list[Publish] = []
+        self.by_key: dict[str, Publish] = {}
+        #: The messages whose commit was confirmed, and when each of them expires and is deleted (None: never).
+        self.published: dict[str, float | None] = {}
+        #: Ids of those that were published beside a write.
+        self.marked: set[int] = set()
+        self.undone = 0
+        self.refused = 0
+        #: The deliveries that began and those that ended well, by message.
+        self.started: dict[str, list[Delivery]] = {}
+        self.handled: dict[str, list[Delivery]] = {}
+        #: Messages of atomic handlers: they are handled if the handler's write is there, whatever it noted.
+        self.atomic: set[str] = set()
+        #: Process and key of each message that a live subscriber heard.
+        self.heard: list[tuple[str, str]] = []
+        #: Messages that the reaper says it expired.
+        self.reaped_messages = 0
+
+    def read(self, source: str, note: dict[str, Any]) -> None:
+        """Take one note of the process ``source``."""
+        if read := getattr(self, f"_read_{note['note']}", None):
+            read(source, note)
+
+    def _read_trying(self, source: str, note: dict[str, Any]) -> None:
+        keys, fates = note["keys"], note["fates"]
+        if note["topic"]:
+            (key,) = keys
+            keys, fates = [copy_key(key, queue) for queue in self.bound], fates * len(self.bound)
+        publish = Publish(keys, note["at"], note["delay"], fates, note["topic"])
+        self.publishes.append(publish)
+        self.by_key.update(dict.fromkeys([*note["keys"], *keys], publish))
+
+    def _read_committed(self, source: str, note: dict[str, Any]) -> None:
+        publish = self.by_key[note["keys"][0]]
+        publish.outcome, publish.ids = "committed", note["ids"]
+        if not publish.copies:
+            self.published.update(zip(note["keys"], note["expires"], strict=True))
+        if note["marked"]:
+            self.marked.update(note["ids"])
+
+    def _read_undone(self, source: str, note: dict[str, Any]) -> None:
+        publish = self.by_key[note["keys"][0]]
+        publish.outcome = "undone"
+        self.undone += len(publish.keys)
+        self.refused += len(note["keys"]) if note["refused"] else 0
+
+    def _read_started(self, source: str, note: dict[str, Any]) -> None:
+        name = self._take(self.started, source, note)
+        if note["atomic"]:
+            self.atomic.add(name)
+
+    def _read_handled(self, source: str, note: dict[str, Any]) -> None:
+        self._take(self.handled, source, note)
+
+    def _take(self, ledger: dict[str, list[Delivery]], source: str, note: dict[str, Any]) -> str:
+        one = Delivery(note["id"], note["key"], note["queue"], note["delivery"], source, note["at"])
+        name = self._name(one)
+        ledger.setdefault(name, []).append(one)
+        return name
+
+    def _read_heard(self, source: str, note: dict[str, Any]) -> None:
+        self.heard.append((source, note["key"]))
+
+    def _read_expired(self, source: str, note: dict[str, Any]) -> None:
+        self.reaped_messages += note["count"]
+
+    # --- The answer ---
+
+    def close(self, remains: Remains) -> Verdict:
+        """Balance the ledger with what the tables hold."""
+        ends = self._ends(remains)
+        found = ends.all | self.started.keys()
+        unknown = {key for one in self.publishes if one.outcome == "unknown" for key in one.keys}
+        published = self.published.keys() | (unknown & found)
+        copies = {one for publish in self.publishes if publish.copies for one in publish.ids}
+        no_copies = {one.keys[0] for one in self.publishes if one.copies and one.outcome == "committed" and not one.ids}
+        # Nobody tells the ids of messages that expired. They are among those that are gone and whose time was up;
+        # how many they may be is the reaper's word.
+        overdue = sorted(key for key in published - ends.all if self.time_was_up(key, remains.at))
+        expired = set(overdue[: self.reaped_messages])
+        wrong: dict[str, Collection[Any]] = {
+            "lost": (published - ends.all - expired) | {f"copy {one}" for one in copies - ends.ids} | no_copies,
+            **self._not_possible(ends, found, remains),
+        }
+        figures = {
+            "published": len(published) + len(copies),
+            **self._counts(ends),
+            "unknown": len(unknown),
+            "unknown_committed": len(unknown & found),
+            **{name: len(keys) for name, keys in wrong.items()},
+        }
+        figures["expired"] += len(expired)
+        wrong["a publish and the write beside it did not commit together"] = self._halves(remains)
+        problems = [f"{name}: {sample(keys)}" for name, keys in wrong.items() if keys]
+        return Verdict(figures, problems if self.published else [*problems, "nothing was published"])
+
+    def _ends(self, remains: Remains) -> Ends:
+        """Return what became of the messages."""
+        names = {one.id: name for name in self.atomic for one in self.started[name]}
+        marks = Counter(one for one, what in remains.marks if what == "handled" and one in names)
+        late = [one for name, ones in self.handled.items() if name not in self.atomic for one in ones]
+        left = [item for item in remains.items if not item.is_dead]
+        return Ends(
+            atomic=Counter({names[one]: count for one, count in marks.items()}),
+            late=Counter(self._name(one) for one in late),
+            dead={self._name(item): item for item in remains.items if item.is_dead},
+            waiting={self._name(item) for item in left if item.place is not None},
+            orphaned={self._name(item) for item in left if item.place is None},
+            ids={one.id for one in [*late, *remains.items]} | marks.keys(),
+        )
+
+    def _counts(self, ends: Ends) -> dict[str, int]:
+        aside = {key: item for key, item in ends.dead.items() if key not in ends.handled}
+        asked = {key for key in aside if self._asked(key)}
+        expired = {key for key, item in aside.items() if item.place == self.expired} - asked
+        return {
+            "handled": len(ends.handled),
+            "dead": len(aside) - len(expired),
+            "dead_as_asked": len(asked),
+            "dead_otherwise": len(aside) - len(asked) - len(expired),
+            "expired": len(expired),
+            "orphaned": len(ends.orphaned - ends.handled),
+            "waiting": len(ends.waiting - ends.handled),
+            "duplicates": ends.late.total() - len(ends.late),
+            "topic": sum(publish.copies and publish.outcome == "committed" for publish in self.publishes),
+            "heard": len({key for _, key in self.heard}),
+            "undone": self.undone,
+            "refused": self.refused,
+        }
+
+    def _not_possible(self, ends: Ends, found: Collection[str], remains: Remains) -> dict[str, Collection[str]]:
+        """Return by name what must not happen, and the messages to which it did."""
+        left = ends.waiting | ends.orphaned
+        deliveries = list(self._deliveries())
+        return {
+            "stuck": left,
+            "phantom": {key for key in [*found, *(key for _, key in self.heard)] if not self._may_be(key)},
+            "duplicates_atomic": [
+                *(ends.atomic - Counter(ends.atomic.keys())).elements(),
+                *(ends.atomic.keys() & (ends.dead.keys() | left)),
+            ],
+            "torn": {key for publish in self.publishes for key in _torn(publish, found)},
+            "early": {one.key for one in deliveries if self._is_early(one)},
+            "mistaken": {one.key for one in [*deliveries, *remains.items] if self._is_mistaken(one)},
+            "heard_twice": [key for (_, key), count in Counter(self.heard).items() if count > 1],
+        }
+
+    def time_was_up(self, key: str, at: float) -> bool:
+        """Tell whether a message may have been deleted as expired."""
+        expires_at = self.published.get(key)
+        # One second more: the publisher noted it after the database had fixed it.
+        return expires_at is not None and expires_at <= at + 1
+
+    def _name(self, one: Delivery | Item) -> str:
+        return copy_key(one.key, one.queue) if one.queue in self.bound else one.key
+
+    def _deliveries(self) -> Iterator[Delivery]:
+        return chain.from_iterable(self.started.values())
+
+    def _may_be(self, key: str) -> bool:
+        """Tell whether there may be such a message."""
+        return key in self.by_key and self.by_key[key].outcome != "undone"
+
+    def _asked(self, key: str) -> bool:
+        """Tell whether the publisher asked for the message to be rejected."""
+        publish = self.by_key.get(key)
+        return publish is not None and publish.fates[publish.keys.index(key)] == "reject"
+
+    def _is_early(self, one: Delivery) -> bool:
+        publish = self.by_key.get(one.key)
+        return publish is not None and one.at < publish.at + publish.delay
+
+    def _is_mistaken(self, one: Delivery | Item) -> bool:
+        """Tell whether a message has another id than ``publish`` returned."""
+        name = self._name(one)
+        publish = self.by_key.get(name)
+        if publish is None or publish.outcome != "committed":
+            return False
+        return one.id not in publish.ids if publish.copies else one.id != publish.ids[publish.keys.index(name)]
+
+    def _halves(self, remains: Remains) -> list[int]:
+        """Return ids of which either the publish or the write beside it was committed, and not both."""
+        written = {one for one, what in remains.marks if what == "published"}
+        names = {one.id: self._name(one) for one in [*self._deliveries(), *remains.items]}
+        return [one for one in written ^ self.marked if self._outcome(names.get(one)) != "unknown"]
+
+    def _outcome(self, key: str | None) -> str:
+        return self.by_key[key].outcome if key in self.by_key else ""
+
+
+def _torn(publish: Publish, found: Collection[str]) -> list[str]:
+    """Return the messages that are missing of a publish whose outcome is unknown."""
+    if publish.outcome != "unknown" or not any(key in found for key in publish.keys):
+        return []
+    # An auto-deleted bound queue that nobody could use for a while is left out.
+    return [key for key in (publish.keys[:1] if publish.copies else publish.keys) if key not in found]
+
+
+def copy_key(key: str, queue: str) -> str:
+    """Return the key of the copy that a bound queue got."""
+    return f"{key}@{queue}"
+
+
+def sample(found: Collection[Any]) -> str:
+    """Return how many there are, and the first few."""
     return f"{len(found)} ({', '.join(str(one) for one in sorted(found)[:5])})"

@@ -1,234 +1,172 @@
 """
-A publisher process. It publishes in every way there is, and notes the ids once they are committed: after
-``publish`` has returned, or after the transaction has ended.
+A publisher process. It publishes in every way there is, and notes what it knows of each publish: before it begins,
+and after ``publish`` has returned or the transaction has ended.
 """
 
 import random
-import signal
-import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle, islice
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import transaction
 
-from django_pgqueue import Queue
-from django_pgqueue.conf import settings
-from django_pgqueue.queue_internals import declaration_of
-from example_project.demo import generator
+from django_pgqueue import Queue, QueueNotFound
 from example_project.demo.models import Mark
 from example_project.demo.notes import note
-from example_project.demo.queues import Queues, queues_of
-from example_project.demo.run import SHORTEST, Run
-
-# Visits that each visited queue gets for certain, and messages of one.
-VISITS, VISIT_SIZE = 4, 12
-# Seconds for which a visited queue is left alone once it is empty. REAP_IDLE_AFTER is 1, so that
-# most of these pauses, not all, are long enough to be reaped in.
-PAUSE = (0.9, 4.0)
-# Seconds between two probes, twice the NOTIFY_INTERVAL and more: each one is to wake a consumer.
-PROBE_INTERVAL = (0.1, 0.15)
-TICK = 0.02
 
 
-class RolledBack(Exception):
+class Undone(Exception):
     """Ends a transaction, as an error of the caller would."""
 
 
-@dataclass
-class Visited:
-    """A visited queue, as its publisher sees it."""
-
-    queue: Queue
-    due: float | None = None
-    next_look: float = 0.0
-    visits: int = 0
-
-    def is_due(self, now: float) -> bool:
-        """Tell whether it has been empty for long enough. Looks at the table a few times a second."""
-        if now < self.next_look:
-            return False
-        self.next_look = now + 0.1
-        if holds_messages(self.queue.name):
-            self.due = None
-        elif self.due is None:
-            self.due = now + random.uniform(*PAUSE)
-        return self.due is not None and now >= self.due
-
-
 class Publisher:
-    """One publisher: its share of the run's messages, in all ways, on all queues."""
+    """
+    Publishes to these queues; one that is named twice gets twice as much.
 
-    def __init__(self, run: Run, queues: Queues, number: int) -> None:
-        self.run = run
-        self.probe = queues.probe if number == 0 else None
-        self.steady = [*queues.standing, *queues.live]
-        self.visited = [Visited(queue) for queue in queues.visited[number :: run.publishers]]
-        self.share = self.left = run.share(number)
-        self.payloads = generator.payloads(run.input, number, run.publishers)
-        self.stop = threading.Event()
-        self.next_probe = 0.0
+    ``source`` tells who it is. ``left``: how many messages it has yet to publish.
+    """
+
+    # How often a message is handled at once, rejected, given back once, or fails once.
+    fates = {"handle": 950, "fail": 25, "reject": 20, "nack": 5}
+    batch = (2, 20)
+    delay = (0.1, 1.5)
+
+    def __init__(self, source: str, queues: Sequence[Queue]) -> None:
+        self.source = source
+        self.queues = queues
+        self.made = 0
+        self.left: float = float("inf")
+        self.is_stopped = False
         # The ways to publish, with their weights.
-        self.ways = {
+        self.ways: dict[Callable[[], None], int] = {
             self.one: 40,
-            self.one_beside_a_write: 14,
-            self.two_queues: 6,
+            self.one_beside_a_write: 15,
+            self.two_queues: 7,
             self.many: 12,
             self.many_beside_a_write: 5,
             self.rolled_back: 4,
             self.partly_rolled_back: 4,
-            self.delayed: 6,
-            self.short_lived: 4,
-            self.fated: 5,
+            self.delayed: 7,
         }
 
-    def publish(self) -> None:
-        """Publish until the share is out, the time is up, or the process is told to stop."""
-        start = time.monotonic()
-        until = start + (self.run.seconds or float("inf"))
-        while self.left > 0 and not self.stop.is_set() and (now := time.monotonic()) < until:
-            if visited := next((one for one in self.visited if one.is_due(now)), None):
-                self.visit(visited)
-            elif self.left <= self.reserved() or self.share - self.left > self.share * (now - start) / SHORTEST:
-                self.stop.wait(TICK)
-            elif self.probe and now >= self.next_probe:
-                send_probe(self.probe, self.payload())
-                self.left -= 1
-                self.next_probe = now + random.uniform(*PROBE_INTERVAL)
-            else:
-                (way,) = random.choices(list(self.ways), weights=list(self.ways.values()))
-                way(random.choice(self.steady))
+    def stop(self, *signal: object) -> None:
+        # No event: the signal may have interrupted this thread inside that event's lock.
+        self.is_stopped = True
 
-    def reserved(self) -> int:
-        """Return how many messages are kept for visits that are still owed."""
-        return VISIT_SIZE * sum(max(VISITS - one.visits, 0) for one in self.visited)
+    def choose_way(self) -> Callable[[], None]:
+        return random.choices(list(self.ways), weights=list(self.ways.values()))[0]
 
     # --- The ways to publish ---
 
-    def one(self, queue: Queue) -> None:
-        self.committed(queue, [queue.publish(self.payload())])
+    def one(self) -> None:
+        queue, payload = self.queue(), self.payload()
+        self.attempt([queue], [payload], lambda: [queue.publish(payload)])
 
-    def one_beside_a_write(self, queue: Queue) -> None:
-        with transaction.atomic():
-            message_id = queue.publish(self.payload())
-            mark(message_id)
-        self.committed(queue, [message_id], marked=True)
+    def one_beside_a_write(self) -> None:
+        queue, payload = self.queue(), self.payload()
+        self.attempt([queue], [payload], partial(beside_a_write, lambda: [queue.publish(payload)]), is_marked=True)
 
-    def two_queues(self, queue: Queue) -> None:
+    def two_queues(self) -> None:
         # In name order: queues that are made again in opposite orders can deadlock.
-        both = sorted({queue, random.choice(self.steady)}, key=lambda one: one.name)[: self.left]
-        with transaction.atomic():
-            ids = [(one, one.publish(self.payload())) for one in both]
-            for _, message_id in ids:
-                mark(message_id)
-        for one, message_id in ids:
-            self.committed(one, [message_id], marked=True)
+        queues = sorted({self.queue(), self.queue()}, key=lambda queue: queue.name)
+        pairs = [(queue, self.payload()) for queue in queues]
+        publish = partial(beside_a_write, lambda: [queue.publish(payload) for queue, payload in pairs])
+        self.attempt(queues, [payload for _, payload in pairs], publish, is_marked=True)
 
-    def many(self, queue: Queue) -> None:
-        self.committed(queue, queue.publish_many(self.payload() for _ in range(self.batch())))
+    def many(self) -> None:
+        queue, payloads = self.queue(), self.payloads()
+        self.attempt([queue], payloads, lambda: queue.publish_many(payloads))
 
-    def many_beside_a_write(self, queue: Queue) -> None:
-        with transaction.atomic():
-            ids = queue.publish_many(self.payload() for _ in range(self.batch()))
-            for message_id in ids:
-                mark(message_id)
-        self.committed(queue, ids, marked=True)
+    def many_beside_a_write(self) -> None:
+        queue, payloads = self.queue(), self.payloads()
+        self.attempt([queue], payloads, partial(beside_a_write, lambda: queue.publish_many(payloads)), is_marked=True)
 
-    def rolled_back(self, queue: Queue) -> None:
-        ids = []
-        try:
-            with transaction.atomic():
-                ids.append(queue.publish(self.payload()))
-                ids += queue.publish_many([self.payload(), self.payload()])
-                mark(ids[0])
-                raise RolledBack
-        except RolledBack:
-            note("rolled_back", ids=ids)
+    def rolled_back(self) -> None:
+        queue, payloads = self.queue(), [self.payload() for _ in range(3)]
 
-    def partly_rolled_back(self, queue: Queue) -> None:
-        with transaction.atomic():
-            kept = queue.publish(self.payload())
-            try:
-                with transaction.atomic():
-                    dropped = queue.publish(self.payload())
-                    raise RolledBack
-            except RolledBack:
-                pass
-        self.committed(queue, [kept])
-        note("rolled_back", ids=[dropped])
+        @transaction.atomic
+        def publish() -> list[int]:
+            mark(queue.publish(payloads[0]))
+            queue.publish_many(payloads[1:])
+            raise Undone
 
-    def delayed(self, queue: Queue) -> None:
-        delay = random.uniform(0.1, 1.5)
-        self.committed(queue, [queue.publish(self.payload(), delay=delay)], delay=delay)
+        self.attempt([queue], payloads, publish)
 
-    def short_lived(self, queue: Queue) -> None:
-        # Handled or expired, whichever comes first.
-        ttl = random.uniform(0.02, 0.3)
-        self.committed(queue, [queue.publish(self.payload(), ttl=ttl)], ttl=ttl)
+    def partly_rolled_back(self) -> None:
+        queue, kept, dropped = self.queue(), self.payload(), self.payload()
 
-    def fated(self, queue: Queue) -> None:
-        fate = random.choice(("reject", "nack", "fail"))
-        self.committed(queue, [queue.publish(self.payload(), headers={"fate": fate})])
+        @transaction.atomic
+        def publish_dropped() -> list[int]:
+            queue.publish(dropped)
+            raise Undone
 
-    def visit(self, visited: Visited) -> None:
-        """Publish to a queue that was left alone: some live longer than it takes a consumer to come, some do not."""
-        visited.due = None
-        visited.visits += 1
-        queue = visited.queue
-        for _ in range(min(3, self.left)):
-            self.committed(queue, [queue.publish(self.payload(), ttl=0.3)], ttl=0.3)
-        if self.left > 0:
-            size = min(VISIT_SIZE - 3, self.left)
-            self.committed(queue, queue.publish_many(self.payload() for _ in range(size)))
+        @transaction.atomic
+        def publish() -> list[int]:
+            ids = [queue.publish(kept)]
+            self.attempt([queue], [dropped], publish_dropped)
+            return ids
+
+        self.attempt([queue], [kept], publish)
+
+    def delayed(self) -> None:
+        delay = round(random.uniform(*self.delay), 2)
+        queue, payload = self.queue(), self.payload()
+        self.attempt([queue], [payload], lambda: [queue.publish(payload, delay=delay)], delay=delay)
 
     # --- What they share ---
 
-    def payload(self) -> Any:
-        return next(self.payloads)
+    def queue(self) -> Queue:
+        return random.choice(self.queues)
 
-    def batch(self) -> int:
-        return min(random.randint(5, 80), self.left - self.reserved())
+    def payload(self, **content: Any) -> dict[str, Any]:
+        self.made += 1
+        (fate,) = random.choices(list(self.fates), weights=list(self.fates.values()))
+        return {"key": f"{self.source}/{self.made}", "sent": time.monotonic(), "fate": fate, **content}
 
-    def committed(
-        self, queue: Queue, ids: list[int], *, delay: float = 0, ttl: float | None = None, marked: bool = False
+    def payloads(self) -> list[dict[str, Any]]:
+        return [self.payload() for _ in range(self.size())]
+
+    def size(self) -> int:
+        return random.randint(*self.batch)
+
+    def expiry(self, queue: Queue, delay: float, ttl: float | None) -> float | None:
+        """Return when a message that was just published may be deleted, as its time is up. None: never."""
+        return None
+
+    def attempt(
+        self,
+        queues: Sequence[Queue],
+        payloads: Sequence[dict[str, Any]],
+        publish: Callable[[], list[int]],
+        *,
+        delay: float = 0.0,
+        ttl: float | None = None,
+        is_marked: bool = False,
     ) -> None:
-        """Note messages whose commit has returned, and when they expire by this machine's clock."""
-        self.left -= len(ids)
-        if ttl is None and declaration_of(queue).auto_deleted:
-            ttl = settings.EPHEMERAL_TTL
-        note("published", ids=ids, expires_at=None if ttl is None else time.time() + delay + ttl, marked=marked)
+        """Publish to one queue, to one for each payload, or (no queues) to the topic. All or nothing is stored."""
+        keys = [payload["key"] for payload in payloads]
+        fates = [payload["fate"] for payload in payloads]
+        note("trying", keys=keys, delay=delay, fates=fates, topic=not queues)
+        try:
+            ids = publish()
+        except (Undone, QueueNotFound) as error:
+            note("undone", keys=keys, refused=isinstance(error, QueueNotFound))
+        else:
+            self.left -= len(ids)
+            expires = [self.expiry(queue, delay, ttl) for queue in islice(cycle(queues), len(keys))]
+            note("committed", keys=keys, ids=ids, expires=expires, marked=is_marked)
 
 
-def send_probe(probe: Queue, payload: Any) -> None:
-    """Publish a message that tells its handler when that began."""
-    message_id = probe.publish(payload, headers={"sent": time.time()})
-    note("published", ids=[message_id], expires_at=None, marked=False)
+@transaction.atomic
+def beside_a_write(publish: Callable[[], list[int]]) -> list[int]:
+    """Publish in a transaction that writes a row for each message."""
+    ids = publish()
+    for message_id in ids:
+        mark(message_id)
+    return ids
 
 
 def mark(message_id: int) -> None:
-    """Write a row in the publisher's transaction."""
     Mark.objects.create(message_id=message_id, what="published")
-
-
-def holds_messages(name: str) -> bool:
-    """Tell whether there are messages of a queue, cut loose or not."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT EXISTS (SELECT FROM django_pgqueue_messagequeueitem WHERE queue_id = %(name)s)"
-            " OR EXISTS (SELECT FROM django_pgqueue_messagequeueitem WHERE orphaned_from = %(name)s)",
-            {"name": name},
-        )
-        return bool(cursor.fetchone()[0])
-
-
-def main(number: str) -> None:
-    """Publish one share of the run that the environment names."""
-    run = Run.current()
-    assert run is not None
-    publisher = Publisher(run, queues_of(run), int(number))
-    signal.signal(signal.SIGTERM, lambda *_: publisher.stop.set())
-    publisher.publish()
-
-
-if __name__ == "__main__":
-    main()

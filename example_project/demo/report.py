@@ -1,9 +1,11 @@
 """What people see of a run: a bar while it runs, the ledger at its end."""
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from example_project.demo.ledger import Ledger, Verdict
+from example_project.demo.ledger import Verdict
+from example_project.demo.strict import StrictLedger
 
 LINES = (
     ("published", "published", ""),
@@ -18,11 +20,7 @@ LINES = (
     ("handled_twice", "handled twice", "among these: the consumer was killed before the ack, or it lost the lease"),
     ("queues_deleted", "queues deleted", "by hand, while they were in use"),
     ("orphans_made", "  orphans made", "messages that lost their queue in this way"),
-    (
-        "adopted",
-        "  orphans adopted",
-        "messages that returned to their queue; the others were being handled, or expired",
-    ),
+    ("adopted", ",         ", ",         "),
     ("queues_reaped", "queues reaped", "idle for a second and empty"),
     ("healed", "healed", "queues that were created again when they were needed"),
     ("healed_by_publishers", "  by publishers", "during a publish"),
@@ -45,12 +43,20 @@ LINES = (
 )
 
 
-def text(verdict: Verdict) -> str:
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """Return the figures by name, and what is wrong."""
+    return {**{key: verdict.figures[key] for key, _, _ in LINES}, "problems": verdict.problems}
+
+
+def as_text(verdict: Verdict) -> str:
     """Return the ledger as text."""
-    figures = verdict.figures
-    lines = [f"{label:20}{shown(figures[key]):>10}  {remark}".rstrip() for key, label, remark in LINES]
     end = "The ledger balances." if not verdict.problems else "The ledger does not balance."
-    return "\n".join([*lines, "", end])
+    return "\n".join([*table(verdict, LINES), "", end])
+
+
+def table(verdict: Verdict, lines: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return a line for each figure: its label, its value and a remark."""
+    return [f"{label:20}{shown(verdict.figures[key]):>10}  {remark}".rstrip() for key, label, remark in lines]
 
 
 def shown(value: Any) -> str:
@@ -70,20 +76,12 @@ class Bar:
                 return
             self._bar = tqdm(total=messages, unit="msg", desc="handled", file=sys.stderr, dynamic_ncols=True)
 
-    def show(self, ledger: Ledger) -> None:
+    def show(self, ledger: StrictLedger) -> None:
         """Show the state of a run."""
         if self._bar is None:
             return
-        self._bar.set_postfix(
-            {
-                "published": len(ledger.published),
-                "healed": ledger.healed,
-                "reaped": ledger.queues_reaped,
-                "deleted": ledger.queues_deleted,
-                "adopted": ledger.adopted,
-            },
-            refresh=False,
-        )
+        told = {name: ledger.tally[name] for name in ("healed", "queues_reaped", "queues_deleted", "adopted")}
+        self._bar.set_postfix({"published": len(ledger.published), **told}, refresh=False)
         self._bar.update(len(ledger.handled) - self._bar.n)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
-# How a process learns that it belongs to a run, and as what.
+# How a process learns where its run keeps its files, and what it is in that run.
 FOLDER_VARIABLE = "PGQUEUE_DEMO_RUN"
 ROLE_VARIABLE = "PGQUEUE_DEMO_ROLE"
 
@@ -63,14 +63,11 @@ class Run:
         """Return how many of the messages are one publisher's."""
         return len(range(publisher, self.messages - self.probes, self.publishers))
 
-    def environment(self, role: str) -> dict[str, str]:
-        """Return the environment of a process of this run."""
+    def environment(self) -> dict[str, str]:
+        """Return the variables that the processes of this run get."""
         return {
-            **os.environ,
             "DATABASE_URL": with_search_path(os.environ["DATABASE_URL"], self.schema),
             "PGQUEUE_SETTINGS": json.dumps(SETTINGS),
-            FOLDER_VARIABLE: self.folder,
-            ROLE_VARIABLE: role,
         }
 
     def save(self) -> None:
@@ -81,8 +78,8 @@ class Run:
     @cache
     def current(cls) -> "Run | None":
         """Return the run that this process belongs to, if it does."""
-        folder = os.environ.get(FOLDER_VARIABLE)
-        return cls(**json.loads((Path(folder) / "run.json").read_text())) if folder else None
+        file = Path(os.environ.get(FOLDER_VARIABLE, "")) / "run.json"
+        return cls(**json.loads(file.read_text())) if FOLDER_VARIABLE in os.environ and file.exists() else None
 
 
 def new_id() -> str:

@@ -1,35 +1,26 @@
 """The tables of a run: made, looked at, and dropped by the process that runs it."""
 
+import time
 from collections.abc import Sequence
 
 from django.core.management import call_command
 from django.db import connection
 
-from example_project.demo.ledger import Remains
+from example_project.demo.ledger import Item, Remains
 from example_project.demo.run import Run
 
 LOCK = "SELECT pg_try_advisory_lock(hashtext(%s))"
 SCHEMAS = "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, 'pgqueue_demo_')"
 DROP = "DROP SCHEMA IF EXISTS {} CASCADE"
 
-# What a consumer could take now, or after its queue is made again. Dead letters are not it, and what
-# has expired is the reaper's.
-TO_CONSUME = """
-SELECT DISTINCT coalesce(queue_id, orphaned_from)
+ITEMS = """
+SELECT id,
+       payload->>'key',
+       coalesce(dead_lettered_from, queue_id, orphaned_from),
+       queue_id,
+       dead_lettered_at IS NOT NULL
 FROM django_pgqueue_messagequeueitem
-WHERE coalesce(queue_id, orphaned_from) = ANY (%s)
-  AND (read_after IS NULL OR read_after <= statement_timestamp())
-  AND (expires_at IS NULL OR expires_at > statement_timestamp())
-  AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
 """
-UNSETTLED = "SELECT count(*) FROM django_pgqueue_messagequeueitem WHERE dead_lettered_at IS NULL"
-HOLDS = """
-SELECT count(*)
-FROM django_pgqueue_messagequeueitem AS item
-JOIN django_pgqueue_queueconsumer AS consumer ON consumer.id = item.leased_by
-WHERE consumer.pid = %s AND item.lease_expires_at > statement_timestamp()
-"""
-ITEMS = "SELECT id, queue_id IS NULL, dead_lettered_at IS NOT NULL FROM django_pgqueue_messagequeueitem"
 MISSING = (
     "SELECT count(*) FROM unnest(%s::text[]) AS name WHERE name NOT IN (SELECT name FROM django_pgqueue_messagequeue)"
 )
@@ -57,25 +48,18 @@ def drop(run: Run) -> None:
     execute(DROP, run.schema)
 
 
-def remains(auto_deleted: Sequence[str]) -> Remains:
-    """Return what the tables hold."""
-    waiting, orphaned, dead = set(), set(), set()
-    for message_id, is_orphan, is_dead in fetch(ITEMS):
-        (dead if is_dead else orphaned if is_orphan else waiting).add(message_id)
-    return Remains(
-        frozenset(waiting),
-        frozenset(orphaned),
-        frozenset(dead),
-        tuple(fetch("SELECT message_id, what FROM demo_mark")),
-        fetch(MISSING, list(auto_deleted))[0][0],
-    )
+def remains(queues: Sequence[str] = ()) -> Remains:
+    """Return what the tables hold, and how many of these queues have no row."""
+    items = [Item(*row) for row in fetch(ITEMS)]
+    marks = fetch("SELECT message_id, what FROM demo_mark")
+    return Remains(items, marks, time.monotonic(), fetch(MISSING, list(queues))[0][0])
 
 
 def fetch(statement: str, *params: object) -> list[tuple]:
-    """Return the rows of a statement."""
+    """Run a statement, and return its rows."""
     with connection.cursor() as cursor:
         cursor.execute(statement, params)
-        return cursor.fetchall()
+        return cursor.fetchall() if cursor.description else []
 
 
 def execute(statement: str, name: str) -> None:

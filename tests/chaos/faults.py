@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import psycopg
 
 from django_pgqueue.devdb import DevCluster, StopMode
-from tests.chaos.notes import Notes
+from example_project.demo.faults import RETRY, delete_queue, hold, if_there
+from example_project.demo.notes import note
+from example_project.demo.processes import Agenda, Fleet, Slot
+from example_project.demo.tables import fetch
+from tests.chaos import clock
 from tests.chaos.plan import Fault
-from tests.chaos.processes import Agenda, Fleet, Slot
 
-# Seconds for which a fault that the present state does not allow is tried, and between two attempts.
-PATIENCE, RETRY = 10.0, 0.02
+# Seconds for which a fault that the present state does not allow is tried.
+INJECT_TIMEOUT = 10.0
 # Seconds for which a fault waits until it does most harm.
 HARM_WITHIN = 3.0
 
 SESSIONS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-# What a process holds and has to come again when it dies, other than by expiring.
-HOLDS = """
-SELECT count(*)
-FROM django_pgqueue_messagequeueitem AS item
-JOIN django_pgqueue_queueconsumer AS consumer ON consumer.id = item.leased_by
-WHERE consumer.pid = %s AND item.lease_expires_at > statement_timestamp() AND item.expires_at IS NULL
-"""
-LOCK = "SELECT FROM django_pgqueue_messagequeue WHERE name = %s FOR UPDATE"
-WAITING = """
-SELECT count(*)
-FROM django_pgqueue_messagequeueitem
-WHERE queue_id = %s AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())
-"""
-DELETE = "DELETE FROM django_pgqueue_messagequeue WHERE name = %s"
 # The bare form that is documented for psql and triggers.
 PUBLISH = "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) VALUES (%s, %s) RETURNING id"
 
@@ -61,14 +49,12 @@ class Injector:
         pooler: Pooler | None,
         fleet: Fleet,
         agenda: Agenda,
-        notes: Notes,
         wait: Callable[[float], None],
     ) -> None:
         self.cluster = cluster
         self.pooler = pooler
         self.fleet = fleet
         self.agenda = agenda
-        self.notes = notes
         self.wait = wait
         self._idle_sessions = 0
 
@@ -101,11 +87,11 @@ class Injector:
         self.pooler.start()
 
     def terminate_sessions(self, *, share: float, seed: int) -> dict[str, Any]:
-        def terminate(admin: psycopg.Connection[Any]) -> dict[str, Any]:
-            pids = sorted(pid for (pid,) in admin.execute(SESSIONS))
+        def terminate() -> dict[str, Any]:
+            pids = sorted(pid for (pid,) in fetch(SESSIONS))
             chosen = random.Random(seed).sample(pids, round(share * len(pids)))
             for pid in chosen:
-                admin.execute("SELECT pg_terminate_backend(%s)", [pid])
+                fetch("SELECT pg_terminate_backend(%s)", pid)
             return {"terminated": len(chosen)} if chosen else {}
 
         return self._until_possible(terminate)
@@ -114,7 +100,7 @@ class Injector:
 
     def kill_workers(self, *, workers: list[str], down: float) -> dict[str, Any]:
         slots = self._running(workers)
-        held = self._hold(slots[0])
+        held = hold(slots[0], self.wait, HARM_WITHIN)
         for slot in slots:
             slot.kill()
             self.agenda.add(down, slot.start)
@@ -122,7 +108,7 @@ class Injector:
 
     def stop_workers(self, *, workers: list[str], seconds: float) -> dict[str, Any]:
         slots = self._running(workers)
-        held = self._hold(slots[0])
+        held = hold(slots[0], self.wait, HARM_WITHIN)
         for slot in slots:
             slot.send(signal.SIGSTOP)
             self.agenda.add(seconds, _continuing(slot))
@@ -134,7 +120,7 @@ class Injector:
         self.fleet.stop(slots)
         ended = time.monotonic()
         for slot in slots:
-            slot.shift = shifts[slot.name]
+            slot.environment[clock.VARIABLE] = str(shifts[slot.name])
             slot.start()
         # What ends as told takes its time for that.
         return {"ended_within": round(ended - started, 2)}
@@ -146,93 +132,68 @@ class Injector:
             slot.start()
         return slots
 
-    def _hold(self, consumer: Slot) -> int:
-        """Wait until it holds messages, and return how many."""
-        deadline = time.monotonic() + HARM_WITHIN
-        held = 0
-        with contextlib.suppress(psycopg.OperationalError), self._admin() as admin:
-            while not held and time.monotonic() < deadline:
-                self.wait(RETRY)
-                (held,) = admin.execute(HOLDS, [consumer.pid]).fetchone() or (0,)
-        return held
-
     # --- In the database ---
 
     def delete_queues(self, *, queues: list[str]) -> dict[str, Any]:
         harmless = time.monotonic() + HARM_WITHIN
         orphans: dict[str, int] = {}
 
-        def delete(admin: psycopg.Connection[Any]) -> dict[str, Any]:
-            admin.execute("SET lock_timeout = '1s'")
+        def delete() -> dict[str, Any]:
             is_late = time.monotonic() > harmless
             for name in queues:
-                if name not in orphans and (count := self._delete(admin, name, even_empty=is_late)) is not None:
-                    orphans[name] = count
+                if name not in orphans and (cut_loose := delete_queue(name, even_empty=is_late)):
+                    orphans[name] = cut_loose[1]
             # One may be locked for longer than this waits.
             return {"orphans": orphans} if len(orphans) == len(queues) or (orphans and is_late) else {}
 
         return self._until_possible(delete)
 
-    def _delete(self, admin: psycopg.Connection[Any], name: str, *, even_empty: bool) -> int | None:
-        """Delete a queue's row and return how many waiting messages that cut loose. None: it was not deleted."""
-        # A session that is idle in its transaction, or a handler that is stopped in one, holds the row.
-        with contextlib.suppress(psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected), admin.transaction():
-            # Locked first, so that nobody publishes to it between the count and the deletion.
-            admin.execute(LOCK, [name])
-            (orphans,) = admin.execute(WAITING, [name]).fetchone() or (0,)
-            if (orphans or even_empty) and admin.execute(DELETE, [name]).rowcount:
-                return int(orphans)
-        return None
-
     def idle_in_transaction(self, *, queue: str, seconds: float, commits: bool) -> None:
         """Publish in a transaction, by plain SQL, and leave it at that for a while."""
         self._idle_sessions += 1
         key = f"idle/{self._idle_sessions}"
-        payload = {"key": key, "sent": time.monotonic(), "delay": 0, "fate": "handle"}
-        self.notes.add("trying", keys=[key], delay=0, fates=["handle"], brief=False, topic=False)
+        payload = {"key": key, "sent": time.monotonic(), "fate": "handle"}
+        note("trying", keys=[key], delay=0, fates=["handle"], topic=False)
         session = None
 
-        def publish(admin: psycopg.Connection[Any]) -> dict[str, Any]:
+        def publish() -> dict[str, Any]:
             nonlocal session
-            session = psycopg.connect(self.cluster.url, connect_timeout=5)
             try:
+                session = psycopg.connect(self.cluster.url, connect_timeout=5)
                 (message_id,) = session.execute(PUBLISH, [queue, json.dumps(payload)]).fetchone() or (0,)
-            except psycopg.errors.ForeignKeyViolation:  # deleted or reaped, and not made again yet
-                session.close()
+            except psycopg.Error:  # the server is away; or the queue was deleted or reaped, and not made again yet
+                if session:
+                    session.close()
                 return {}
             return {"id": message_id}
 
         message_id = self._until_possible(publish)["id"]
         assert session is not None
-        self.agenda.add(seconds, lambda: self._end_idle(session, key, message_id, commits=commits))
+        self.agenda.add(seconds, lambda: _end_idle(session, key, message_id, commits=commits))
 
-    def _end_idle(self, session: psycopg.Connection[Any], key: str, message_id: int, *, commits: bool) -> None:
-        try:
-            session.commit() if commits else session.rollback()
-        except psycopg.Error:
-            # No fault is injected while this runs: the session was ended before, and never got the commit.
-            commits = False
-        finally:
-            session.close()
-        if commits:
-            self.notes.add("committed", keys=[key], ids=[message_id])
-        else:
-            self.notes.add("undone", keys=[key], refused=False)
-
-    def _until_possible(self, inject: Callable[[psycopg.Connection[Any]], dict[str, Any]]) -> dict[str, Any]:
+    def _until_possible(self, inject: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Try until it does something."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + INJECT_TIMEOUT
         while time.monotonic() < deadline:
-            with contextlib.suppress(psycopg.OperationalError), self._admin() as admin:
-                if done := inject(admin):
+            with if_there():
+                if done := inject():
                     return done
             self.wait(RETRY)
         raise NotPossible
 
-    @contextlib.contextmanager
-    def _admin(self) -> Iterator[psycopg.Connection[Any]]:
-        with psycopg.connect(self.cluster.url, autocommit=True, connect_timeout=5) as admin:
-            yield admin
+
+def _end_idle(session: psycopg.Connection[Any], key: str, message_id: int, *, commits: bool) -> None:
+    try:
+        session.commit() if commits else session.rollback()
+    except psycopg.Error:
+        # No fault is injected while this runs: the session was ended before, and never got the commit.
+        commits = False
+    finally:
+        session.close()
+    if commits:
+        note("committed", keys=[key], ids=[message_id], expires=[None], marked=False)
+    else:
+        note("undone", keys=[key], refused=False)
 
 
 def _continuing(slot: Slot) -> Callable[[], None]:

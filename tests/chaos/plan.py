@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
+
+from example_project.demo.processes import Role
 
 LEASE = 3.0
 SETTINGS = {
@@ -39,36 +41,22 @@ LONG, IDLE_LONG, IDLE_SHORT = 300.0, 60.0, 8.0
 SHIFTS = (-86_400.0, -600.0, -60.0, 60.0, 600.0, 86_400.0)
 
 
-@dataclass(frozen=True)
-class Role:
-    """One process of a run: ``part`` of ``child.py`` with its arguments."""
-
-    name: str
-    part: str
-    arguments: tuple[str, ...] = ()
-    is_pooled: bool = False
-
-    @property
-    def kind(self) -> str:
-        return self.name.rstrip("0123456789")
-
-
 def roles(*, has_pooler: bool) -> list[Role]:
     """Return the processes of a run."""
     consume = ("--prefetch", "10", "--grace", "5")
     found = [
-        Role("publisher0", "publish", (*STEADY, BRIEF)),
-        Role("publisher1", "publish", (*STEADY, BRIEF)),
+        Role("publisher0", "tests.chaos.publisher", (*STEADY, BRIEF)),
+        Role("publisher1", "tests.chaos.publisher", (*STEADY, BRIEF)),
         Role("consumer0", "consume_queues", (*STEADY, *BOUND, BRIEF, *consume)),
         Role("consumer1", "consume_queues", (*STEADY, *BOUND, BRIEF, *consume)),
-        Role("subscriber0", "subscribe"),
-        Role("subscriber1", "subscribe", is_pooled=has_pooler),
+        Role("subscriber0", "tests.chaos.subscriber"),
+        Role("subscriber1", "tests.chaos.subscriber", is_pooled=has_pooler),
         Role("reaper0", "reap_queues", ("--interval", str(REAP_INTERVAL))),
     ]
     if has_pooler:
         found += [
-            Role("publisher2", "publish", (POOLED, POOLED, *STEADY), is_pooled=True),
-            Role("publisher3", "publish", (POOLED, ATOMIC), is_pooled=True),
+            Role("publisher2", "tests.chaos.publisher", (POOLED, POOLED, *STEADY), is_pooled=True),
+            Role("publisher3", "tests.chaos.publisher", (POOLED, ATOMIC), is_pooled=True),
             Role("consumer2", "consume_queues", (POOLED, ATOMIC, AUTO, *consume), is_pooled=True),
             Role("consumer3", "consume_queues", (POOLED, *consume), is_pooled=True),
         ]
@@ -103,7 +91,7 @@ class Plan:
 
     @property
     def places(self) -> list[str]:
-        """What the handlers' rows name: the queues, and the live subscribers."""
+        """Where messages arrive: the queues, and the live subscribers."""
         return [*self.queues, LIVE]
 
     @property
@@ -178,8 +166,3 @@ DETAILS: dict[str, Callable[[random.Random, Plan], dict[str, Any]]] = {
     "shift_clocks": _shift_clock,
     "idle_in_transaction": _idle,
 }
-
-
-def not_injected(kinds: Sequence[str], injected: Sequence[str]) -> list[str]:
-    """Return the kinds that were never injected."""
-    return [kind for kind in kinds if kind not in injected]

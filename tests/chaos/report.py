@@ -6,30 +6,33 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from example_project.demo.ledger import Verdict
+from example_project.demo.report import table
 from tests.chaos.run import Result
 
-LINES = (
-    ("published", "confirmed, or found where the outcome was unknown"),
-    ("handled", ""),
-    ("dead_as_asked", "rejected by their handlers, as their publishers asked"),
-    ("dead_otherwise", "set aside after too many deliveries that faults ended"),
-    ("expired", "had a TTL of a second"),
-    ("lost", "confirmed, and nowhere"),
-    ("stuck", "still there after the leases"),
-    ("phantom", "there or handled, and never published or rolled back"),
-    ("duplicates", "handled again, where the ack came after the handler (at least once)"),
-    ("duplicates_atomic", "handled again or left, where the ack commits with the handler (exactly once)"),
-    ("torn", "missing of a transaction of which the rest is there"),
-    ("early", "handled before their delay was over"),
-    ("mistaken", "stored under another id than the publisher was told"),
-    ("topic", "published to the topic; their copies on bound queues are among the above"),
-    ("heard", "of these, heard by a live subscriber (at most once)"),
-    ("heard_twice", ""),
-    ("unknown", "the connection broke, or the publisher was killed, during the publish"),
-    ("unknown_committed", "of these, found"),
-    ("undone", "rolled back on purpose, or refused"),
-    ("refused", "of these, refused: the standing queue's row had just been deleted"),
-)
+#: The figures of the ledger that are told, with remarks.
+COUNTS = {
+    "published": "confirmed, or found where the outcome was unknown",
+    "handled": "",
+    "dead_as_asked": "rejected by their handlers, as their publishers asked",
+    "dead_otherwise": "set aside after too many deliveries that faults ended",
+    "expired": "had a TTL of a second",
+    "duplicates": "handled again, where the ack came after the handler (at least once)",
+    "topic": "published to the topic; their copies on bound queues are among the above",
+    "heard": "of these, heard by a live subscriber (at most once)",
+    "unknown": "the connection broke, or the publisher was killed, during the publish",
+    "unknown_committed": "of these, found",
+    "undone": "rolled back on purpose, or refused",
+    "refused": "of these, refused: the standing queue's row had just been deleted",
+    "lost": "confirmed, and nowhere",
+    "stuck": "still there after the leases",
+    "phantom": "there or handled, and never published or rolled back",
+    "duplicates_atomic": "handled again or left, where the ack commits with the handler (exactly once)",
+    "torn": "missing of a transaction of which the rest is there",
+    "early": "handled before their delay was over",
+    "mistaken": "stored under another id than the publisher was told",
+    "heard_twice": "",
+}
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -42,7 +45,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "seconds_until_drained": round(result.drained, 1),
         "versions": result.versions,
         "left_out": left_out(result),
-        "counts": result.verdict.counts,
+        "counts": counts(result.verdict),
         "faults": len(result.injected),
         "recovered": sum(one.recovery is not None for one in result.injected),
         "recovery_by_kind": recovery(result),
@@ -58,6 +61,11 @@ def as_json(result: Result) -> dict[str, Any]:
             for one in result.injected
         ],
     }
+
+
+def counts(verdict: Verdict) -> dict[str, int]:
+    """Return the figures by name."""
+    return {name: verdict.figures[name] for name in COUNTS}
 
 
 def recovery(result: Result) -> dict[str, dict[str, Any]]:
@@ -82,8 +90,7 @@ def left_out(result: Result) -> list[str]:
 
 def as_text(result: Result) -> str:
     """Return the ledger and the recovery times."""
-    counts = result.verdict.counts
-    lines = [f"{name:18}{counts[name]:>8}  {remark}".rstrip() for name, remark in LINES]
+    lines = table(result.verdict, [(name, name, remark) for name, remark in COUNTS.items()])
     lines += ["", f"{'fault':22}{'injected':>10}{'recovered':>11}{'median s':>10}{'max s':>8}"]
     for kind, row in recovery(result).items():
         times = "".join(

@@ -18,7 +18,7 @@ def _database(variable: str) -> dict:
 DEBUG = False
 SECRET_KEY = "chaos"
 USE_TZ = True
-INSTALLED_APPS = ["django_pgqueue", "tests.chaos"]
+INSTALLED_APPS = ["django_pgqueue", "example_project.demo", "tests.chaos"]
 PGQUEUE = env.json("PGQUEUE_SETTINGS", default={})
 DATABASES = {"default": _database("DATABASE_URL")}
 if "CHAOS_DIRECT_URL" in os.environ:

@@ -3,8 +3,14 @@
 import signal
 import time
 
-from tests.chaos.handlers import hear
+from django_pgqueue import TopicMessage
+from example_project.demo.notes import note
+from tests.chaos import plan
 from tests.chaos.queues import TOPIC
+
+
+def hear(message: TopicMessage) -> None:
+    note("heard", key=message.payload["key"], sent=message.payload["sent"], queue=plan.LIVE)
 
 
 def main() -> None:

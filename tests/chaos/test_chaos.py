@@ -4,15 +4,17 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.chaos.ledger import Handled, Item, Ledger, Verdict
+from example_project.demo.ledger import Item, Ledger, Remains, Verdict
+from example_project.demo.processes import ROOT
 from tests.chaos.plan import Fault, Plan
-from tests.chaos.processes import ROOT
+from tests.chaos.report import counts
 from tests.chaos.run import Injected, Result
 from tests.pgbouncer import find_pgbouncer
 
@@ -79,53 +81,71 @@ def test_a_kind_of_fault_that_was_never_injected_is_a_problem() -> None:
 
 # --- The ledger ---
 
+
+@dataclass(frozen=True)
+class Handled:
+    """A message that a handler handled, where it is atomic with its own write."""
+
+    message_id: int
+    key: str
+    queue: str
+    at: float = 11.1
+
+
 # A publish of each outcome: two confirmed ones, one rejected on request, one that expires, one of which
 # nothing is known and that is not there, one of which nothing is known and that is, one rolled back, one to the topic.
 NOTES: list[dict[str, Any]] = [
-    {"note": "trying", "keys": ["a1", "a2"], "delay": 0, "fates": ["handle", "handle"], "brief": False, "topic": False},
-    {"note": "committed", "keys": ["a1", "a2"], "ids": [1, 2]},
-    {"note": "trying", "keys": ["b"], "delay": 0.5, "fates": ["reject"], "brief": False, "topic": False},
-    {"note": "committed", "keys": ["b"], "ids": [3]},
-    {"note": "trying", "keys": ["c"], "delay": 0, "fates": ["handle"], "brief": True, "topic": False},
-    {"note": "committed", "keys": ["c"], "ids": [4]},
-    {"note": "trying", "keys": ["d1", "d2"], "delay": 0, "fates": ["handle", "handle"], "brief": False, "topic": False},
+    {"note": "trying", "at": 10.0, "keys": ["a1", "a2"], "delay": 0, "fates": ["handle", "handle"], "topic": False},
+    {"note": "committed", "keys": ["a1", "a2"], "ids": [1, 2], "expires": [None, None], "marked": False},
+    {"note": "trying", "at": 10.0, "keys": ["b"], "delay": 0.5, "fates": ["reject"], "topic": False},
+    {"note": "committed", "keys": ["b"], "ids": [3], "expires": [None], "marked": False},
+    {"note": "trying", "at": 10.0, "keys": ["c"], "delay": 0, "fates": ["handle"], "topic": False},
+    {"note": "committed", "keys": ["c"], "ids": [4], "expires": [None], "marked": False},
+    {"note": "trying", "at": 10.0, "keys": ["d1", "d2"], "delay": 0, "fates": ["handle", "handle"], "topic": False},
     {
         "note": "trying",
+        "at": 10.0,
         "keys": ["e1", "e2"],
         "delay": 1.0,
         "fates": ["handle", "handle"],
-        "brief": False,
         "topic": False,
     },
-    {"note": "trying", "keys": ["f"], "delay": 0, "fates": ["handle"], "brief": False, "topic": False},
+    {"note": "trying", "at": 10.0, "keys": ["f"], "delay": 0, "fates": ["handle"], "topic": False},
     {"note": "undone", "keys": ["f"], "refused": False},
-    {"note": "trying", "keys": ["t"], "delay": 0, "fates": ["handle"], "brief": False, "topic": True},
-    {"note": "committed", "keys": ["t"], "ids": [7, 8]},
+    {"note": "trying", "at": 10.0, "keys": ["t"], "delay": 0, "fates": ["handle"], "topic": True},
+    {"note": "committed", "keys": ["t"], "ids": [7, 8], "expires": [None], "marked": False},
 ]
 HANDLED = [
-    Handled(1, "a1", "late", 10.0, 10.1),
-    Handled(2, "a2", "atomic", 10.0, 10.1),
-    Handled(5, "e1", "late", 10.0, 11.1),
-    Handled(6, "e2", "late", 10.0, 11.1),
-    Handled(7, "t", "bound", 10.0, 10.1),
-    Handled(8, "t", "bound.auto", 10.0, 10.1),
+    Handled(1, "a1", "late"),
+    Handled(2, "a2", "atomic"),
+    Handled(5, "e1", "late"),
+    Handled(6, "e2", "late"),
+    Handled(7, "t", "bound"),
+    Handled(8, "t", "bound.auto"),
 ]
 HEARD = [(100, "t"), (101, "t")]
 ITEMS = [Item(3, "b", "late", "late.dead", is_dead=True), Item(4, "c", "brief", "brief.expired", is_dead=True)]
 
 
 def close(handled: list[Handled], items: list[Item], heard: list[tuple[int, str]] = HEARD) -> Verdict:
-    ledger = Ledger(atomic=["atomic"], expired="brief.expired", bound=["bound", "bound.auto"])
+    ledger = Ledger(expired="brief.expired", bound=["bound", "bound.auto"])
     for note in NOTES:
-        ledger.read(note)
-    return ledger.close(handled, items, heard)
+        ledger.read("publisher0-1", note)
+    for one in handled:
+        note = {"id": one.message_id, "key": one.key, "queue": one.queue, "delivery": 1, "at": one.at}
+        ledger.read("consumer0-2", {"note": "started", "atomic": one.queue == "atomic", **note})
+        ledger.read("consumer0-2", {"note": "handled", **note})
+    for process, key in heard:
+        ledger.read(f"subscriber0-{process}", {"note": "heard", "key": key})
+    marks = [(one.message_id, "handled") for one in handled if one.queue == "atomic"]
+    return ledger.close(Remains(items, marks))
 
 
 def test_the_ledger_balances_when_every_message_is_accounted_for() -> None:
     """Handled, set aside as asked, expired, or never committed."""
     verdict = close(HANDLED, ITEMS)
     assert verdict.problems == []
-    assert {name: count for name, count in verdict.counts.items() if count} == {
+    assert {name: count for name, count in counts(verdict).items() if count} == {
         "published": 8,
         "handled": 6,
         "dead_as_asked": 1,
@@ -141,7 +161,7 @@ def test_the_ledger_balances_when_every_message_is_accounted_for() -> None:
 def test_a_late_handler_may_run_twice_and_is_counted() -> None:
     """At least once: the consumer may have died before the ack."""
     verdict = close([*HANDLED, HANDLED[0]], ITEMS)
-    assert (verdict.counts["duplicates"], verdict.problems) == (1, [])
+    assert (verdict.figures["duplicates"], verdict.problems) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -155,21 +175,19 @@ def test_a_late_handler_may_run_twice_and_is_counted() -> None:
         pytest.param(
             HANDLED, [*ITEMS, Item(1, "a1", "late", "late", False)], "stuck: 1 (a1)", id="handled, never settled"
         ),
-        pytest.param([*HANDLED, Handled(9, "f", "late", 1.0, 2.0)], ITEMS, "phantom: 1 (f)", id="rolled back"),
-        pytest.param([*HANDLED, Handled(9, "x", "late", 1.0, 2.0)], ITEMS, "phantom: 1 (x)", id="from nowhere"),
+        pytest.param([*HANDLED, Handled(9, "f", "late")], ITEMS, "phantom: 1 (f)", id="rolled back"),
+        pytest.param([*HANDLED, Handled(9, "x", "late")], ITEMS, "phantom: 1 (x)", id="from nowhere"),
         pytest.param([*HANDLED[:3], *HANDLED[4:]], ITEMS, "torn: 1 (e2)", id="half of a transaction"),
         pytest.param(
-            [*HANDLED[:3], *HANDLED[4:], Handled(6, "e2", "late", 10.0, 10.9)], ITEMS, "early: 1 (e2)", id="early"
+            [*HANDLED[:3], *HANDLED[4:], Handled(6, "e2", "late", at=10.9)], ITEMS, "early: 1 (e2)", id="early"
         ),
-        pytest.param([Handled(2, "a1", "late", 1.0, 2.0), *HANDLED[1:]], ITEMS, "mistaken: 1 (a1)", id="another id"),
+        pytest.param([Handled(2, "a1", "late"), *HANDLED[1:]], ITEMS, "mistaken: 1 (a1)", id="another id"),
         pytest.param([*HANDLED, HANDLED[1]], ITEMS, "duplicates_atomic: 1 (a2)", id="atomic twice"),
         pytest.param(
             HANDLED, [*ITEMS, Item(2, "a2", "atomic", "atomic.dead", True)], "duplicates_atomic: 1 (a2)", id="and dead"
         ),
         pytest.param(HANDLED[:5], ITEMS, "lost: 1 (copy 8)", id="lost for one of the bound queues"),
-        pytest.param(
-            [*HANDLED[:5], Handled(9, "t", "bound.auto", 1.0, 2.0), HANDLED[5]], ITEMS, "mistaken: 1 (t)", id="a copy"
-        ),
+        pytest.param([*HANDLED[:5], Handled(9, "t", "bound.auto"), HANDLED[5]], ITEMS, "mistaken: 1 (t)", id="a copy"),
         pytest.param(
             HANDLED[:5], [*ITEMS, Item(8, "t", "bound.auto", None, False)], "stuck: 1 (t@bound.auto)", id="copy"
         ),
@@ -197,10 +215,10 @@ def test_the_ledger_notices_live_messages(heard: list[tuple[int, str]], problem:
 
 def test_the_ledger_notices_a_topic_that_lost_its_bindings() -> None:
     """Nobody got a copy of what was published."""
-    ledger = Ledger(atomic=[], expired="", bound=["bound", "bound.auto"])
+    ledger = Ledger(bound=["bound", "bound.auto"])
     for note in NOTES[-2:]:
-        ledger.read({**note, "ids": []})
-    assert ledger.close([], []).problems[0] == "lost: 1 (t@bound)"
+        ledger.read("publisher0-1", {**note, "ids": []})
+    assert ledger.close(Remains()).problems[0] == "lost: 1 (t@bound)"
 
 
 # --- The clock ---

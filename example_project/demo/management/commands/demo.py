@@ -12,7 +12,7 @@ from django.db import DatabaseError
 
 from django_pgqueue.management.arguments import at_least, refusal
 from example_project.demo import generator, report
-from example_project.demo.conductor import Conductor
+from example_project.demo.main_job import MainJob, make_run
 from example_project.demo.processes import ChildFailed
 
 
@@ -37,12 +37,10 @@ class Command(BaseCommand):
         try:
             if options["input"]:
                 generator.check(options["input"])
-            with Conductor(
-                **{key: options[key] for key in ("messages", "publishers", "consumers", "seconds", "input")},
-                watch=bar.show,
-            ) as conductor:
-                verdict = conductor.run()
-                kept = conductor.keep() if verdict.problems else None
+            run = make_run(**{key: options[key] for key in ("messages", "publishers", "seconds", "input")})
+            with MainJob(run, options["consumers"], bar.show) as job:
+                verdict = job.run()
+                kept = job.keep() if verdict.problems else None
         except (generator.InputError, ChildFailed) as error:
             raise CommandError(str(error)) from error
         except DatabaseError as error:
@@ -52,9 +50,9 @@ class Command(BaseCommand):
         finally:
             bar.close()
         if options["format"] == "json":
-            self.stdout.write(json.dumps({**verdict.figures, "problems": verdict.problems}))
+            self.stdout.write(json.dumps(report.as_json(verdict)))
         else:
-            self.stdout.write(report.text(verdict))
+            self.stdout.write(report.as_text(verdict))
         if verdict.problems:
             raise CommandError("\n".join([*verdict.problems, f"The notes are in {kept}"]))
 
