@@ -15,7 +15,7 @@ from django.db import connection
 
 from django_pgqueue import registry
 from django_pgqueue.devdb import DevCluster, throwaway
-from tests import cluster, flush
+from tests.support import cluster, flush
 
 flush.install()
 

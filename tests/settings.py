@@ -16,7 +16,7 @@ import sys
 
 import django
 
-from tests import cluster
+from tests.support import cluster
 
 if "mypy" in sys.modules:
     # mypy's Django plugin reads the settings too, and needs no database.

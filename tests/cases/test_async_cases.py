@@ -14,7 +14,10 @@ from django.urls import path
 
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueueItem
-from tests.support import DEADLINE, Session, connect, is_waiting, make_queue, payloads, run_async, wait_until
+from tests.support.locks import is_waiting
+from tests.support.rows import make_queue, payloads
+from tests.support.sessions import Session, connect, run_async
+from tests.support.waiting import DEADLINE, wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.urls(__name__)]
 

@@ -16,10 +16,12 @@ from django_pgqueue import LeaseLost, Queue
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services.beliefs import beliefs
-from tests.crew import crew
-from tests.support import fetch, in_threads, make_message, make_queue, payloads, second_session, wait_until
+from tests.support.crew import crew
+from tests.support.processes import reaping, worker
+from tests.support.rows import make_message, make_queue, payloads
+from tests.support.sessions import fetch, in_threads, second_session
+from tests.support.waiting import wait_until
 from tests.testapp.models import Seen
-from tests.workers import reaping, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -20,8 +20,9 @@ from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import diagnosing
 from django_pgqueue.services.beliefs import beliefs
-from tests.databases import alias, empty_database, migrate
-from tests.support import Session, delete_queue, fetch, payloads, second_session
+from tests.support.databases import alias, empty_database, migrate
+from tests.support.rows import delete_queue, payloads
+from tests.support.sessions import Session, fetch, second_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

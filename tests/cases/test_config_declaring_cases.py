@@ -19,8 +19,10 @@ from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import declaring
 from django_pgqueue.services.beliefs import beliefs
-from tests.support import backdate, fetch, make_queue, payloads, second_session, wait_until
-from tests.workers import Worker, command, worker
+from tests.support.processes import Worker, command, worker
+from tests.support.rows import backdate, make_queue, payloads
+from tests.support.sessions import fetch, second_session
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

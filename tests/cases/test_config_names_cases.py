@@ -13,9 +13,9 @@ from django.db.migrations.recorder import MigrationRecorder
 from django_pgqueue import Queue
 from django_pgqueue.apps import DjangoPGQueueConfig
 from django_pgqueue.services import notifying
-from tests.databases import alias, empty_database, migrate, url_of
-from tests.support import fetch, second_session
-from tests.workers import ROOT
+from tests.support.databases import alias, empty_database, migrate, url_of
+from tests.support.processes import ROOT
+from tests.support.sessions import fetch, second_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -7,8 +7,8 @@ import pytest
 
 from django_pgqueue.devdb import DevCluster
 from tests.soak import database_away, listener_kills
-from tests.support import connect
-from tests.workers import database_url, run
+from tests.support.processes import database_url, run
+from tests.support.sessions import connect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

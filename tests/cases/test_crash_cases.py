@@ -17,10 +17,13 @@ from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem, QueueConsumer
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
-from tests.crew import crew
-from tests.support import DEADLINE, busy, connect, is_waiting, payloads, seconds, wait_until
+from tests.support.crew import crew
+from tests.support.locks import is_waiting
+from tests.support.processes import Worker, command, consuming, worker
+from tests.support.rows import payloads, seconds
+from tests.support.sessions import connect
+from tests.support.waiting import DEADLINE, busy, wait_until
 from tests.testapp.models import Seen
-from tests.workers import Worker, command, consuming, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

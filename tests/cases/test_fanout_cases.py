@@ -18,10 +18,13 @@ from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem, TopicBinding, TopicBody
 from django_pgqueue.queue_internals import make_handler
 from tests.soak import topic_subscribers
-from tests.subscriber import digest, hearing, subscribers
-from tests.support import DEADLINE, fetch, is_waiting, payloads, sessions, wait_until
+from tests.support.locks import is_waiting
+from tests.support.processes import consuming, worker
+from tests.support.rows import payloads
+from tests.support.sessions import fetch, sessions
+from tests.support.subscriber import digest, hearing, subscribers
+from tests.support.waiting import DEADLINE, wait_until
 from tests.testapp.models import Seen
-from tests.workers import consuming, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -17,10 +17,12 @@ from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.runtime.loop import Outage
-from tests import cluster
-from tests.databases import alias
-from tests.support import delete_queue, fetch, wait_until
-from tests.workers import command, run, worker
+from tests.support import cluster
+from tests.support.databases import alias
+from tests.support.processes import command, run, worker
+from tests.support.rows import delete_queue
+from tests.support.sessions import fetch
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

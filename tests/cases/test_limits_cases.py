@@ -21,10 +21,12 @@ from psycopg import sql
 
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueueItem, QueueConsumer
-from tests import cluster
-from tests.support import connect, payloads, wait_until
+from tests.support import cluster
+from tests.support.processes import Worker, database_url, worker
+from tests.support.rows import payloads
+from tests.support.sessions import connect
+from tests.support.waiting import wait_until
 from tests.testapp.models import Seen
-from tests.workers import Worker, database_url, worker
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.full]
 

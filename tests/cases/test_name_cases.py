@@ -21,10 +21,12 @@ from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import claiming, declaring, notifying
-from tests.databases import alias, migrate
-from tests.support import connect, make_queue, payloads, second_session, wait_until
+from tests.support.databases import alias, migrate
+from tests.support.processes import command, consuming, drain, worker
+from tests.support.rows import make_queue, payloads
+from tests.support.sessions import connect, second_session
+from tests.support.waiting import wait_until
 from tests.testapp.models import Seen
-from tests.workers import command, consuming, drain, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -16,12 +16,14 @@ from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import claiming
-from tests.proxy import Proxy
 from tests.soak import listener_kills, notification_queue, notified_publishing
 from tests.soak.notified_publishing import ChannelSet
-from tests.support import Session, payloads, wait_until
+from tests.support.processes import command, consuming
+from tests.support.proxy import Proxy
+from tests.support.rows import payloads
+from tests.support.sessions import Session
+from tests.support.waiting import wait_until
 from tests.testapp.models import Seen
-from tests.workers import command, consuming
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

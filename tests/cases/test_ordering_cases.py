@@ -14,8 +14,10 @@ from django_pgqueue import Message, Nack, Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import claiming, declaring
-from tests.support import DEADLINE, fetch, make_message, payloads, wait_until
-from tests.workers import consuming, drain
+from tests.support.processes import consuming, drain
+from tests.support.rows import make_message, payloads
+from tests.support.sessions import fetch
+from tests.support.waiting import DEADLINE, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

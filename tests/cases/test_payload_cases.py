@@ -19,7 +19,8 @@ from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import notifying
 from django_pgqueue.services.beliefs import beliefs
-from tests.support import fetch, make_queue, payloads, run_async, second_session
+from tests.support.rows import make_queue, payloads
+from tests.support.sessions import fetch, run_async, second_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -16,11 +16,13 @@ from django.db import transaction
 from django_pgqueue import LeaseLost, Queue
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
-from tests.databases import alias
-from tests.pgbouncer import PgBouncer, pgbouncer
-from tests.support import backdate, connect, delete_queue, payloads, wait_until
+from tests.support.databases import alias
+from tests.support.pgbouncer import PgBouncer, pgbouncer
+from tests.support.processes import Worker, command, database_url, run, worker
+from tests.support.rows import backdate, delete_queue, payloads
+from tests.support.sessions import connect
+from tests.support.waiting import wait_until
 from tests.testapp.models import Seen
-from tests.workers import Worker, command, database_url, run, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -24,9 +24,10 @@ from django.db import connection, connections
 from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.queue_internals import make_handler
-from tests.support import payloads, wait_until
+from tests.support.processes import ROOT, environment, worker
+from tests.support.rows import payloads
+from tests.support.waiting import wait_until
 from tests.testapp.models import Seen
-from tests.workers import ROOT, environment, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,9 +36,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def forks(scenario: str, settings: dict[str, Any] | None = None) -> Any:
-    """Run a scenario of tests/forks.py in a process of its own."""
+    """Run a scenario of tests/support/forks.py in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.forks", scenario],
+        [sys.executable, "-m", "tests.support.forks", scenario],
         cwd=ROOT,
         env=environment(settings=settings),
         capture_output=True,

@@ -17,18 +17,11 @@ from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import reaping as reaping_services
-from tests.support import (
-    DEADLINE,
-    backdate,
-    in_threads,
-    is_waiting,
-    make_message,
-    make_queue,
-    payloads,
-    sessions,
-    wait_until,
-)
-from tests.workers import reaping
+from tests.support.locks import is_waiting
+from tests.support.processes import reaping
+from tests.support.rows import backdate, make_message, make_queue, payloads
+from tests.support.sessions import in_threads, sessions
+from tests.support.waiting import DEADLINE, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

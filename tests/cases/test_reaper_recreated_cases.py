@@ -11,8 +11,9 @@ from django.test import override_settings
 from django_pgqueue import Queue, QueueNotFound
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
-from tests.support import backdate, connect, delete_queue, fetch, make_queue, payloads
-from tests.workers import drain, run
+from tests.support.processes import drain, run
+from tests.support.rows import backdate, delete_queue, make_queue, payloads
+from tests.support.sessions import connect, fetch
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -12,8 +12,10 @@ from django_pgqueue.backoff import backoff_delay
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.queue_internals import make_handler
-from tests.support import fetch, make_message, payloads, wait_until
-from tests.workers import consuming
+from tests.support.processes import consuming
+from tests.support.rows import make_message, payloads
+from tests.support.sessions import fetch
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -1,7 +1,7 @@
 """
 Real failures of other systems over dead letters: B69 (queues that feed each other), B71 (replaying).
 
-The parts of B71 that need no worker are in tests/test_redrive.py.
+The parts of B71 that need no worker are in tests/services/test_redrive.py.
 """
 
 import json
@@ -19,9 +19,11 @@ from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
-from tests.support import backdate, busy, connect, in_threads, make_queue, payloads, wait_until
+from tests.support.processes import consuming, drain, run, worker
+from tests.support.rows import backdate, make_queue, payloads
+from tests.support.sessions import connect, in_threads
+from tests.support.waiting import busy, wait_until
 from tests.testapp.models import Seen
-from tests.workers import consuming, drain, run, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

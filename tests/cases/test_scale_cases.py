@@ -17,8 +17,9 @@ from django_pgqueue import Queue
 from django_pgqueue.consumer.heartbeat import Heartbeat
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
-from tests.support import backdate, connect, delete_queue, fetch
-from tests.workers import ROOT, drain, environment
+from tests.support.processes import ROOT, drain, environment
+from tests.support.rows import backdate, delete_queue
+from tests.support.sessions import connect, fetch
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

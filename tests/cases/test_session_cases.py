@@ -18,7 +18,8 @@ from psycopg import sql
 from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.queue_internals import make_handler
-from tests.support import connect, fetch, payloads
+from tests.support.rows import payloads
+from tests.support.sessions import connect, fetch
 from tests.testapp.models import Seen
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -18,7 +18,8 @@ from django_pgqueue.models import MessageQueueItem, QueueConsumer
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import consumers
-from tests.support import backdate, delete_queue, fetch, payloads
+from tests.support.rows import backdate, delete_queue, payloads
+from tests.support.sessions import fetch
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -21,9 +21,10 @@ from django_pgqueue.services import notifying
 from django_pgqueue.services.beliefs import beliefs
 from django_pgqueue.testing import capture_published, immediate, published
 from django_pgqueue.testing import drain as drain_registered
-from tests.databases import database
-from tests.support import connect, make_queue, payloads, second_session
-from tests.workers import ROOT, environment
+from tests.support.databases import database
+from tests.support.processes import ROOT, environment
+from tests.support.rows import make_queue, payloads
+from tests.support.sessions import connect, second_session
 
 # As test_testing.py.
 pytestmark = pytest.mark.django_flush

@@ -19,8 +19,9 @@ from django.utils import timezone as django_timezone
 from django_pgqueue import Message, Queue
 from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
 from django_pgqueue.reaper import Reaper
-from tests.support import connect, fetch, make_message, make_queue, payloads
-from tests.workers import drain
+from tests.support.processes import drain
+from tests.support.rows import make_message, make_queue, payloads
+from tests.support.sessions import connect, fetch
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,8 +13,9 @@ from django_pgqueue.models import MessageQueue
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import notifying
 from django_pgqueue.services.beliefs import beliefs
-from tests.databases import alias, empty, migrated_database
-from tests.support import fetch, make_queue, second_session
+from tests.support.databases import alias, empty, migrated_database
+from tests.support.rows import make_queue
+from tests.support.sessions import fetch, second_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

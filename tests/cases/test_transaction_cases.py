@@ -17,19 +17,10 @@ from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import declaring
-from tests.support import (
-    DEADLINE,
-    Session,
-    age_of,
-    backdate,
-    busy,
-    delete_queue,
-    fetch,
-    make_queue,
-    payloads,
-    wait_until,
-)
-from tests.workers import consuming
+from tests.support.processes import consuming
+from tests.support.rows import age_of, backdate, delete_queue, make_queue, payloads
+from tests.support.sessions import Session, fetch
+from tests.support.waiting import DEADLINE, busy, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -16,9 +16,10 @@ from django_pgqueue.devdb import find_pg_bindir
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import diagnosing, notifying
-from tests import cluster
-from tests.databases import alias, database, empty_database, migrate, url_of
-from tests.support import fetch, payloads, second_session
+from tests.support import cluster
+from tests.support.databases import alias, database, empty_database, migrate, url_of
+from tests.support.rows import payloads
+from tests.support.sessions import fetch, second_session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -98,7 +98,7 @@ def environment(cluster: DevCluster) -> dict[str, str]:
 
 def _pooler(stack: contextlib.ExitStack, cluster: DevCluster) -> Any:
     """Start a PgBouncer if there is one."""
-    from tests.pgbouncer import PgBouncer, find_pgbouncer
+    from tests.support.pgbouncer import PgBouncer, find_pgbouncer
 
     if find_pgbouncer() is None:
         return None

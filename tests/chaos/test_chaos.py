@@ -16,7 +16,7 @@ from example_project.demo.processes import ROOT
 from tests.chaos.plan import Fault, Plan
 from tests.chaos.report import counts
 from tests.chaos.run import Injected, Result
-from tests.pgbouncer import find_pgbouncer
+from tests.support.pgbouncer import find_pgbouncer
 
 PLAN = Plan(seed=1, seconds=60, has_pooler=True)
 

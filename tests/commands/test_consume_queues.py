@@ -8,9 +8,9 @@ from django.db import connection
 
 from django_pgqueue import Message, Queue, registry
 from django_pgqueue.models import MessageQueue
-from tests.support import payloads
+from tests.support.processes import run
+from tests.support.rows import payloads
 from tests.testapp.models import Seen
-from tests.workers import run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

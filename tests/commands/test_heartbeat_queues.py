@@ -7,8 +7,10 @@ from django.core.management import CommandError, call_command
 
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueue
-from tests.support import backdate, fetch, make_queue, wait_until
-from tests.workers import command, run
+from tests.support.processes import command, run
+from tests.support.rows import backdate, make_queue
+from tests.support.sessions import fetch
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -20,8 +20,10 @@ from django_pgqueue.models import MessageQueue
 from django_pgqueue.monitoring import queue_numbers
 from django_pgqueue.services import consumers, minutes
 from django_pgqueue.services.minutes import Tally
-from tests.support import DEADLINE, delete_queue, fetch, make_message, make_queue, wait_until
-from tests.workers import ROOT, command, environment, run
+from tests.support.processes import ROOT, command, environment, run
+from tests.support.rows import delete_queue, make_message, make_queue
+from tests.support.sessions import fetch
+from tests.support.waiting import DEADLINE, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

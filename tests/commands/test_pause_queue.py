@@ -7,8 +7,8 @@ from django.core.management import CommandError, call_command
 
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueue
-from tests.support import make_queue
-from tests.workers import run
+from tests.support.processes import run
+from tests.support.rows import make_queue
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

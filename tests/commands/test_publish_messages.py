@@ -12,8 +12,8 @@ from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.registry import find_queue
 from django_pgqueue.services.beliefs import beliefs
-from tests.support import payloads
-from tests.workers import run
+from tests.support.processes import run
+from tests.support.rows import payloads
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

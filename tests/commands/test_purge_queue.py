@@ -7,8 +7,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_pgqueue import Queue
-from tests.support import make_message, make_queue, payloads
-from tests.workers import run
+from tests.support.processes import run
+from tests.support.rows import make_message, make_queue, payloads
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -7,8 +7,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_pgqueue.models import MessageQueue, MessageQueueItem
-from tests.support import make_message, make_queue, wait_until
-from tests.workers import command, run
+from tests.support.processes import command, run
+from tests.support.rows import make_message, make_queue
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,8 +13,9 @@ from django.core.management import CommandError, call_command
 
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueue
-from tests.support import backdate, delete_queue, payloads, wait_until
-from tests.workers import ROOT, command, environment, run, worker
+from tests.support.processes import ROOT, command, environment, run, worker
+from tests.support.rows import backdate, delete_queue, payloads
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

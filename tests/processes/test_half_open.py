@@ -14,10 +14,11 @@ from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.runtime import listener
-from tests.proxy import Proxy
 from tests.soak.listener_kills import listeners
-from tests.support import fetch, wait_until
-from tests.workers import consuming, database_url, worker
+from tests.support.processes import consuming, database_url, worker
+from tests.support.proxy import Proxy
+from tests.support.sessions import fetch
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

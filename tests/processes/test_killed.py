@@ -9,9 +9,10 @@ import pytest
 
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueueItem
-from tests.support import busy, payloads, wait_until
+from tests.support.processes import worker
+from tests.support.rows import payloads
+from tests.support.waiting import busy, wait_until
 from tests.testapp.models import Seen
-from tests.workers import worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

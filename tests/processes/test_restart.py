@@ -10,9 +10,10 @@ from django.db import connection
 
 from django_pgqueue import Queue
 from django_pgqueue.devdb import DevCluster
-from tests.support import busy, payloads, wait_until
+from tests.support.processes import command, worker
+from tests.support.rows import payloads
+from tests.support.waiting import busy, wait_until
 from tests.testapp.models import Seen
-from tests.workers import command, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -12,8 +12,10 @@ from psycopg import sql
 from django_pgqueue import Message, Queue
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.queue_internals import make_handler
-from tests.support import DEADLINE, connect, fetch, payloads, second_session, wait_until
-from tests.workers import consuming
+from tests.support.processes import consuming
+from tests.support.rows import payloads
+from tests.support.sessions import connect, fetch, second_session
+from tests.support.waiting import DEADLINE, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

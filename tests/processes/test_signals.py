@@ -13,9 +13,11 @@ import pytest
 
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueueItem, QueueConsumer
-from tests.support import busy, connect, payloads, wait_until
+from tests.support.processes import command, worker
+from tests.support.rows import payloads
+from tests.support.sessions import connect
+from tests.support.waiting import busy, wait_until
 from tests.testapp.models import Seen
-from tests.workers import command, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -16,9 +16,11 @@ from django.db import connection
 from django_pgqueue import Queue
 from django_pgqueue.devdb import DevCluster
 from django_pgqueue.models import MessageQueueItem
-from tests.support import busy, connect, payloads, wait_until
+from tests.support.processes import Worker, worker
+from tests.support.rows import payloads
+from tests.support.sessions import connect
+from tests.support.waiting import busy, wait_until
 from tests.testapp.models import Seen
-from tests.workers import Worker, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -24,7 +24,7 @@ def main(run: Callable[[float], Mapping[str, Any]], *, seconds: float) -> None:
     """Run it on a new test database and print the figures as JSON; `seconds` is the default length."""
     from django.test.utils import setup_databases, teardown_databases
 
-    from tests import cluster
+    from tests.support import cluster
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=seconds, help=f"how long to go on (default: {seconds:g})")

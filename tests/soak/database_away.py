@@ -15,11 +15,11 @@ from django.db import connection
 from django_pgqueue import Queue
 from django_pgqueue.devdb import DevCluster
 from django_pgqueue.models import MessageQueueItem
-from tests import cluster
 from tests.soak import main
-from tests.support import wait_until
+from tests.support import cluster
+from tests.support.processes import Worker, command
+from tests.support.waiting import wait_until
 from tests.testapp.models import Seen
-from tests.workers import Worker, command
 
 
 def run(seconds: float, *, prompt: float = 10.0) -> dict[str, Any]:

@@ -31,10 +31,10 @@ from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.reaper import Reaper
 from django_pgqueue.services import declaring, publishing, topics
-from tests.crew import crew
 from tests.soak import main
-from tests.support import DEADLINE, wait_until
-from tests.workers import run as run_command
+from tests.support.crew import crew
+from tests.support.processes import run as run_command
+from tests.support.waiting import DEADLINE, wait_until
 
 SESSIONS = 16
 # What a publish may wait for a lock, and the server's deadlock_timeout.

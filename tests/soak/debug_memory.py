@@ -15,9 +15,10 @@ from django.db import connection
 from django_pgqueue import Message, Queue
 from django_pgqueue.models import MessageQueueItem
 from tests.soak import main
-from tests.support import fetch, wait_until
+from tests.support.processes import Worker, command, worker
+from tests.support.sessions import fetch
+from tests.support.waiting import wait_until
 from tests.testapp.models import Seen
-from tests.workers import Worker, command, worker
 
 THREADS = 4
 QUERIES = 5

@@ -25,9 +25,9 @@ from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.devdb import throwaway
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services import claiming
-from tests.crew import crew
 from tests.soak import main
-from tests.workers import run as run_command
+from tests.support.crew import crew
+from tests.support.processes import run as run_command
 
 # Also when this is run from the command line.
 MODULE = "tests.soak.held_back_vacuum"

@@ -16,9 +16,10 @@ from unittest import mock
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueueItem
 from tests.soak import main
-from tests.support import connect, wait_until
+from tests.support.processes import Worker, worker
+from tests.support.sessions import connect
+from tests.support.waiting import wait_until
 from tests.testapp.models import Seen
-from tests.workers import Worker, worker
 
 HANDLERS = "killed_sessions handler"
 LOOPS = ("consumer", "leases", "heartbeat", "listener")

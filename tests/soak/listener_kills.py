@@ -12,9 +12,10 @@ from typing import Any
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueueItem
 from tests.soak import main
-from tests.support import connect, wait_until
+from tests.support.processes import Worker, worker
+from tests.support.sessions import connect
+from tests.support.waiting import wait_until
 from tests.testapp.models import Seen
-from tests.workers import Worker, worker
 
 LISTENERS = """
 SELECT pid, state, xact_start FROM pg_stat_activity

@@ -16,8 +16,9 @@ from django.test import override_settings
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueueItem
 from tests.soak import main
-from tests.support import connect, wait_until
-from tests.workers import database_url, worker
+from tests.support.processes import database_url, worker
+from tests.support.sessions import connect
+from tests.support.waiting import wait_until
 
 # Not its every transaction: it delivers notifications in one, which lasts where a busy machine lets it wait.
 WATCH = """

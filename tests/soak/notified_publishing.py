@@ -15,9 +15,10 @@ from psycopg import sql
 from django_pgqueue import Queue
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.services import notifying
-from tests.crew import Crew, crew
 from tests.soak import main
-from tests.support import DEADLINE, connect
+from tests.support.crew import Crew, crew
+from tests.support.sessions import connect
+from tests.support.waiting import DEADLINE
 
 NAME = "q"
 # NOTIFY_INTERVAL: as it is by default, a wake-up for each publish, and as good as none.

@@ -22,10 +22,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.databases import empty_database
 from tests.soak import main
-from tests.support import second_session, wait_until
-from tests.workers import ROOT, database_url
+from tests.support.databases import empty_database
+from tests.support.processes import ROOT, database_url
+from tests.support.sessions import second_session
+from tests.support.waiting import wait_until
 
 #: The version before. It published, consumed and reaped with one migration.
 OLD = "3c53d2f"

@@ -1,4 +1,4 @@
-"""The short form of debug_memory: B108. What holds for a thread's log in general is in tests/test_loop.py."""
+"""The short form of debug_memory: B108. What holds for a thread's log in general is in tests/runtime/test_loop.py."""
 
 import pytest
 

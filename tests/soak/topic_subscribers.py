@@ -22,7 +22,7 @@ from django_pgqueue import Queue, Topic
 from django_pgqueue.models import MessageQueue, MessageQueueItem, TopicBinding
 from django_pgqueue.reaper import Reaper
 from tests.soak import main
-from tests.support import seconds
+from tests.support.rows import seconds
 
 PUBLISHERS = 4
 SUBSCRIBERS = 20

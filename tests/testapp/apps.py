@@ -10,6 +10,6 @@ class TestAppConfig(AppConfig):
 
     def ready(self) -> None:
         if "TESTAPP_SPANS" in os.environ:
-            from tests import spans
+            from tests.support import spans
 
             spans.write_to(os.environ["TESTAPP_SPANS"])

@@ -23,7 +23,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 
 from django_pgqueue import Message, Nack, Queue, Reject
-from tests.forks import backend, fork
+from tests.support.forks import backend, fork
 from tests.testapp.models import Seen
 
 # A handler that is held ends after so many seconds, so that no failed test leaves one behind.

@@ -14,7 +14,7 @@ from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.reaper import Reaper
-from tests.support import in_threads
+from tests.support.sessions import in_threads
 
 
 def make_group(message: Message) -> None:

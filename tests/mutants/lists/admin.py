@@ -10,7 +10,7 @@ MUTANTS = (
         "admin/records.py",
         "            MessageQueue.objects.using(using).select_for_update(no_key=True).filter(name=obj.queue).first()\n",
         "",
-        ("tests/test_topic_admin.py::test_a_queue_that_is_just_reaped_is_waited_for",),
+        ("tests/admin/test_topic_admin.py::test_a_queue_that_is_just_reaped_is_waited_for",),
     ),
     Mutant(
         ALLOWED,
@@ -18,7 +18,7 @@ MUTANTS = (
         "admin/base.py",
         "django_pgqueue.change_messagequeue",
         "django_pgqueue.view_messagequeue",
-        ("tests/test_admin_operations.py::test_who_may_only_look_can_do_nothing",),
+        ("tests/admin/test_admin_operations.py::test_who_may_only_look_can_do_nothing",),
     ),
     Mutant(
         ALLOWED,
@@ -26,7 +26,7 @@ MUTANTS = (
         "admin/queues.py",
         "        self.log_change(request, row, outcome)\n",
         "",
-        ("tests/test_admin_operations.py::test_a_queue_is_paused_and_resumed",),
+        ("tests/admin/test_admin_operations.py::test_a_queue_is_paused_and_resumed",),
     ),
     Mutant(
         ALLOWED,
@@ -34,7 +34,7 @@ MUTANTS = (
         "admin/operations.py",
         "        if name != self.row.name:\n",
         "        if not name:\n",
-        ("tests/test_admin_operations.py::test_a_purge_wants_the_name_typed",),
+        ("tests/admin/test_admin_operations.py::test_a_purge_wants_the_name_typed",),
     ),
     Mutant(
         PAGED,
@@ -42,7 +42,7 @@ MUTANTS = (
         "admin/keyset.py",
         "Value(key.id))\n",
         "Value(0))\n",
-        ("tests/test_message_pages.py::test_each_message_is_on_one_page",),
+        ("tests/admin/test_message_pages.py::test_each_message_is_on_one_page",),
     ),
     Mutant(
         PAGED,
@@ -50,7 +50,7 @@ MUTANTS = (
         "admin/keyset.py",
         "walks[walks.index(key.due is not None) :]",
         "walks",
-        ("tests/test_message_pages.py::test_each_message_is_on_one_page",),
+        ("tests/admin/test_message_pages.py::test_each_message_is_on_one_page",),
     ),
     Mutant(
         PAGED,
@@ -58,7 +58,7 @@ MUTANTS = (
         "admin/keyset.py",
         '        return [f"{sign}read_after", f"{sign}id"] if self.by_due else [f"{sign}id"]\n',
         '        return [f"{sign}id"]\n',
-        ("tests/test_message_pages.py::test_a_page_in_the_middle_reads_no_more_than_it_shows",),
+        ("tests/admin/test_message_pages.py::test_a_page_in_the_middle_reads_no_more_than_it_shows",),
     ),
     Mutant(
         PAGED,
@@ -66,6 +66,6 @@ MUTANTS = (
         "admin/messages.py",
         "            except (ValueError, DataError):\n",
         "            except ZeroDivisionError:\n",
-        ("tests/test_message_pages.py::test_what_is_no_key_gives_the_first_page",),
+        ("tests/admin/test_message_pages.py::test_what_is_no_key_gives_the_first_page",),
     ),
 )

@@ -10,7 +10,7 @@ MUTANTS = (
         "../example_project/live/views.py",
         "        connection.close()\n",
         "        pass\n",
-        ("tests/test_live_page.py::test_all_streams_share_one_connection_and_leave_nothing",),
+        ("tests/example_project/test_live_page.py::test_all_streams_share_one_connection_and_leave_nothing",),
     ),
     Mutant(
         LIVE,
@@ -18,7 +18,7 @@ MUTANTS = (
         "../example_project/live/views.py",
         "sync_to_async(notes_since, thread_sensitive=False)",
         "sync_to_async(notes_since)",
-        ("tests/test_live_page.py::test_many_streams_that_look_at_the_table_make_few_connections",),
+        ("tests/example_project/test_live_page.py::test_many_streams_that_look_at_the_table_make_few_connections",),
     ),
     Mutant(
         LIVE,
@@ -26,7 +26,7 @@ MUTANTS = (
         "../example_project/live/views.py",
         "pk__gt=last - SHOWN",
         "pk__gt=last",
-        ("tests/test_live_page.py::test_a_smaller_number_that_commits_later_is_not_missed",),
+        ("tests/example_project/test_live_page.py::test_a_smaller_number_that_commits_later_is_not_missed",),
     ),
     Mutant(
         LIVE,
@@ -34,7 +34,7 @@ MUTANTS = (
         "../example_project/live/views.py",
         ("    async with notes.listen() as messages:\n        gaps = None\n"),
         ("    messages = notes.listen()\n    if True:\n        gaps = None\n"),
-        ("tests/test_live_page.py::test_a_note_between_the_look_and_the_first_step_is_heard",),
+        ("tests/example_project/test_live_page.py::test_a_note_between_the_look_and_the_first_step_is_heard",),
     ),
     Mutant(
         LIVE,
@@ -42,7 +42,7 @@ MUTANTS = (
         "../example_project/live/views.py",
         '                yield ": still here\\n\\n"\n',
         "                pass\n",
-        ("tests/test_live_page.py::test_a_quiet_stream_says_that_it_is_there",),
+        ("tests/example_project/test_live_page.py::test_a_quiet_stream_says_that_it_is_there",),
     ),
     Mutant(
         LIVE,
@@ -50,7 +50,7 @@ MUTANTS = (
         "../example_project/live/views.py",
         "    if not isinstance(request, ASGIRequest):\n",
         "    if False:\n",
-        ("tests/test_live_page.py::test_under_wsgi_the_page_says_that_it_is_not_live",),
+        ("tests/example_project/test_live_page.py::test_under_wsgi_the_page_says_that_it_is_not_live",),
     ),
     Mutant(
         LIVE,
@@ -58,7 +58,7 @@ MUTANTS = (
         "../example_project/live/views.py",
         "    with transaction.atomic():\n",
         "    if transaction:\n",
-        ("tests/test_live_page.py::test_a_note_and_its_message_are_one_transaction",),
+        ("tests/example_project/test_live_page.py::test_a_note_and_its_message_are_one_transaction",),
     ),
     Mutant(
         LIVE,
@@ -66,6 +66,6 @@ MUTANTS = (
         "../example_project/live/management/commands/serve.py",
         ", timeout_graceful_shutdown=2)",
         ")",
-        ("tests/test_live_page.py::test_the_server_stops_although_streams_are_open",),
+        ("tests/example_project/test_live_page.py::test_the_server_stops_although_streams_are_open",),
     ),
 )

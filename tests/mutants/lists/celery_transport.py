@@ -10,7 +10,7 @@ MUTANTS = (
         "celery_transport/channel.py",
         "delay=delay_of(message, to.using), ",
         "delay=0, ",
-        ("tests/test_celery_transport.py::test_an_eta_is_a_delay_of_the_message",),
+        ("tests/celery_transport/test_celery_transport.py::test_an_eta_is_a_delay_of_the_message",),
     ),
     Mutant(
         CELERY,
@@ -18,7 +18,7 @@ MUTANTS = (
         "celery_transport/channel.py",
         "        if not (reached or is_transient or is_fanout):\n",
         "        if reached is None:\n",
-        ("tests/test_celery_transport.py::test_a_task_that_would_reach_nobody_is_refused",),
+        ("tests/celery_transport/test_celery_transport.py::test_a_task_that_would_reach_nobody_is_refused",),
     ),
     Mutant(
         CELERY,
@@ -26,7 +26,7 @@ MUTANTS = (
         "celery_transport/channel.py",
         "        names = () if is_fanout else",
         "        names = () if is_fanout or is_transient else",
-        ("tests/test_celery_transport.py::test_a_transient_task_has_a_row_too",),
+        ("tests/celery_transport/test_celery_transport.py::test_a_transient_task_has_a_row_too",),
     ),
     Mutant(
         CELERY,
@@ -34,7 +34,9 @@ MUTANTS = (
         "celery_transport/channel.py",
         "        return most - sum(len(feed.held) for feed in list(self.feeds.values()))\n",
         "        return most\n",
-        ("tests/test_celery_transport.py::test_a_worker_holds_what_its_prefetch_allows_and_gives_it_back",),
+        (
+            "tests/celery_transport/test_celery_transport.py::test_a_worker_holds_what_its_prefetch_allows_and_gives_it_back",
+        ),
     ),
     Mutant(
         CELERY,
@@ -42,7 +44,9 @@ MUTANTS = (
         "celery_transport/channel.py",
         ("        for tag in list(self.held):\n            self.settle(tag, RELEASE)\n"),
         "",
-        ("tests/test_celery_transport.py::test_a_worker_holds_what_its_prefetch_allows_and_gives_it_back",),
+        (
+            "tests/celery_transport/test_celery_transport.py::test_a_worker_holds_what_its_prefetch_allows_and_gives_it_back",
+        ),
     ),
     Mutant(
         CELERY,
@@ -50,7 +54,7 @@ MUTANTS = (
         "celery_transport/channel.py",
         "timeout=MAX_SECONDS)",
         "timeout=1)",
-        ("tests/test_celery_transport.py::test_what_takes_longer_than_a_lease_runs_once",),
+        ("tests/celery_transport/test_celery_transport.py::test_what_takes_longer_than_a_lease_runs_once",),
     ),
     Mutant(
         CELERY,
@@ -59,7 +63,7 @@ MUTANTS = (
         'lambda feed, held: Outcome("reject", "rejected")',
         "lambda feed, held: ACK",
         (
-            "tests/test_celery_transport.py::test_a_task_that_kills_its_process_and_one_that_is_refused_are_dead_letters",
+            "tests/celery_transport/test_celery_transport.py::test_a_task_that_kills_its_process_and_one_that_is_refused_are_dead_letters",
         ),
     ),
     Mutant(
@@ -69,7 +73,7 @@ MUTANTS = (
         'return Outcome("nack", "requeued by its worker", feed.queue.retry_delay(held.message))',
         "return RELEASE",
         (
-            "tests/test_celery_transport.py::test_a_task_that_kills_its_process_and_one_that_is_refused_are_dead_letters",
+            "tests/celery_transport/test_celery_transport.py::test_a_task_that_kills_its_process_and_one_that_is_refused_are_dead_letters",
         ),
     ),
     Mutant(
@@ -78,7 +82,7 @@ MUTANTS = (
         "celery_transport/channel.py",
         "            self.connection.topic(exchange).bind(self.connection.queue(queue))\n",
         "            pass\n",
-        ("tests/test_celery_transport.py::test_a_broadcast_reaches_each_worker_once",),
+        ("tests/celery_transport/test_celery_transport.py::test_a_broadcast_reaches_each_worker_once",),
     ),
     Mutant(
         CELERY,
@@ -86,7 +90,7 @@ MUTANTS = (
         "celery_transport/transport.py",
         "        connections[self.using].close_if_unusable_or_obsolete()\n",
         "",
-        ("tests/test_celery_transport.py::test_an_outage_costs_a_worker_nothing",),
+        ("tests/celery_transport/test_celery_transport.py::test_an_outage_costs_a_worker_nothing",),
     ),
     Mutant(
         CELERY,
@@ -94,6 +98,6 @@ MUTANTS = (
         "celery_transport/channel.py",
         "            raise self.error\n",
         "            return False\n",
-        ("tests/test_celery_transport.py::test_a_worker_without_the_tables_ends",),
+        ("tests/celery_transport/test_celery_transport.py::test_a_worker_without_the_tables_ends",),
     ),
 )

@@ -10,7 +10,7 @@ MUTANTS = (
         "management/commands/consume_queues.py",
         "            default=30.0,\n",
         "            default=60.0,\n",
-        ("tests/test_reference.py::test_the_pages_are_made_of_the_code",),
+        ("tests/docs/test_reference.py::test_the_pages_are_made_of_the_code",),
     ),
     Mutant(
         WRITTEN,
@@ -18,7 +18,7 @@ MUTANTS = (
         "management/commands/diagnose_queues.py",
         '        "remedy": remedy_of(message),\n',
         "",
-        ("tests/test_reference.py::test_json_has_the_keys_of_the_page",),
+        ("tests/docs/test_reference.py::test_json_has_the_keys_of_the_page",),
     ),
     Mutant(
         INSPECTED,

@@ -26,7 +26,7 @@ MUTANTS = (
         "consumer/claimer.py",
         "            suspects=self._is_alone(before),\n",
         "            suspects=True,\n",
-        ("tests/test_consumer.py",),
+        ("tests/consumer/test_consumer.py",),
     ),
     Mutant(
         ONE_CONSUMER,
@@ -35,8 +35,8 @@ MUTANTS = (
         "(settings.NOTIFY_INTERVAL if lane.look_again else settings.POLL_INTERVAL)",
         "settings.POLL_INTERVAL",
         (
-            "tests/test_exclusive.py::test_an_owner_that_is_stopped_in_good_order_hands_over_at_once",
-            "tests/test_pause.py::test_a_resume_right_after_a_publish_wakes_them_too",
+            "tests/services/test_exclusive.py::test_an_owner_that_is_stopped_in_good_order_hands_over_at_once",
+            "tests/services/test_pause.py::test_a_resume_right_after_a_publish_wakes_them_too",
         ),
     ),
     Mutant(
@@ -45,7 +45,7 @@ MUTANTS = (
         "consumer/consumer.py",
         "                self._heed_pause(now)\n",
         "",
-        ("tests/test_pause.py::test_a_full_consumer_stops_too",),
+        ("tests/services/test_pause.py::test_a_full_consumer_stops_too",),
     ),
     Mutant(
         BATCH,
@@ -53,7 +53,7 @@ MUTANTS = (
         "consumer/workers.py",
         "self._failure(lane, message, errors[message.id]) if message.id in errors else done for message in messages",
         "done for message in messages",
-        ("tests/test_batches.py::test_a_mapping_names_those_that_failed",),
+        ("tests/consumer/test_batches.py::test_a_mapping_names_those_that_failed",),
     ),
     Mutant(
         BATCH,
@@ -61,7 +61,7 @@ MUTANTS = (
         "consumer/workers.py",
         ("                if lost:\n                    transaction.set_rollback"),
         ("                if False:\n                    transaction.set_rollback"),
-        ("tests/test_batches.py::test_a_lease_lost_within_an_atomic_batch_rolls_all_of_it_back",),
+        ("tests/consumer/test_batches.py::test_a_lease_lost_within_an_atomic_batch_rolls_all_of_it_back",),
     ),
     Mutant(
         BATCH,
@@ -69,7 +69,7 @@ MUTANTS = (
         "consumer/outcomes.py",
         "        if message_id not in ids or not isinstance(error, BaseException):\n",
         "        if False:\n",
-        ("tests/test_batches.py::test_a_mapping_that_means_something_else_fails_them_all",),
+        ("tests/consumer/test_batches.py::test_a_mapping_that_means_something_else_fails_them_all",),
     ),
     Mutant(
         BATCH,
@@ -77,7 +77,7 @@ MUTANTS = (
         "consumer/workers.py",
         "                self._log_after_early_ack(lane, call(lane.handler, mine))\n",
         "                call(lane.handler, mine)\n",
-        ("tests/test_batches.py::test_after_an_early_ack_errors_are_logged",),
+        ("tests/consumer/test_batches.py::test_after_an_early_ack_errors_are_logged",),
     ),
     Mutant(
         MEMORY,
@@ -85,7 +85,7 @@ MUTANTS = (
         "consumer/claimer.py",
         "            most_bytes=CLAIM_BYTES,\n",
         "",
-        ("tests/test_memory.py::test_a_worker_holds_what_fits_and_goes_on",),
+        ("tests/consumer/test_memory.py::test_a_worker_holds_what_fits_and_goes_on",),
     ),
     Mutant(
         FITS,
@@ -93,7 +93,9 @@ MUTANTS = (
         "consumer/workers.py",
         'Outcome("reject", misfit(error))',
         'Outcome("nack", misfit(error))',
-        ("tests/test_payload_schema.py::test_a_stored_payload_that_does_not_fit_is_set_aside_with_the_reason",),
+        (
+            "tests/messages/test_payload_schema.py::test_a_stored_payload_that_does_not_fit_is_set_aside_with_the_reason",
+        ),
     ),
     Mutant(
         NOT_HIDDEN,
@@ -101,7 +103,7 @@ MUTANTS = (
         "consumer/low_water.py",
         "        if not self._is_slow or now >= self.look_back_at:\n",
         "        if not self._is_slow:\n",
-        ("tests/test_low_water.py::test_a_message_that_is_committed_late_is_handled_within_a_look_back",),
+        ("tests/consumer/test_low_water.py::test_a_message_that_is_committed_late_is_handled_within_a_look_back",),
     ),
     Mutant(
         NOT_HIDDEN,
@@ -109,7 +111,7 @@ MUTANTS = (
         "consumer/claimer.py",
         "        lane.next_look = min(lane.next_look, lane.low_water.look_back_at)\n",
         "",
-        ("tests/test_low_water.py::test_it_is_found_also_where_nothing_else_comes",),
+        ("tests/consumer/test_low_water.py::test_it_is_found_also_where_nothing_else_comes",),
     ),
     Mutant(
         NOT_HIDDEN,
@@ -117,7 +119,7 @@ MUTANTS = (
         "consumer/low_water.py",
         "            self._mark = min(self._mark, below)\n",
         "",
-        ("tests/test_low_water.py::test_what_was_committed_late_is_walked_through_from_its_lowest_id",),
+        ("tests/consumer/test_low_water.py::test_what_was_committed_late_is_walked_through_from_its_lowest_id",),
     ),
     Mutant(
         NOT_HIDDEN,
@@ -125,7 +127,7 @@ MUTANTS = (
         "consumer/low_water.py",
         "            self._seen = deque(seen for seen in self._seen if seen[1] <= below)\n",
         "",
-        ("tests/test_low_water.py::test_what_was_committed_late_is_walked_through_from_its_lowest_id",),
+        ("tests/consumer/test_low_water.py::test_what_was_committed_late_is_walked_through_from_its_lowest_id",),
     ),
     Mutant(
         NOT_HIDDEN,
@@ -133,7 +135,7 @@ MUTANTS = (
         "consumer/low_water.py",
         "            self._mark = min(self._mark, below)\n",
         "            lane.low_water = below\n",
-        ("tests/test_low_water.py::test_a_look_at_all_does_not_let_the_mark_jump_ahead",),
+        ("tests/consumer/test_low_water.py::test_a_look_at_all_does_not_let_the_mark_jump_ahead",),
     ),
     Mutant(
         NOT_HIDDEN,
@@ -141,7 +143,7 @@ MUTANTS = (
         "consumer/consumer.py",
         "        if is_suspect or claim.suspect_met or is_others_turn:\n",
         "        if is_suspect:\n",
-        ("tests/test_low_water.py::test_a_suspect_below_the_mark_is_not_starved",),
+        ("tests/consumer/test_low_water.py::test_a_suspect_below_the_mark_is_not_starved",),
     ),
     Mutant(
         NOT_HIDDEN,
@@ -149,7 +151,7 @@ MUTANTS = (
         "consumer/consumer.py",
         "        if is_suspect or claim.suspect_met or is_others_turn:\n",
         "        if claim.suspect_met:\n",
-        ("tests/test_low_water.py::test_what_waits_below_a_suspect_is_not_passed",),
+        ("tests/consumer/test_low_water.py::test_what_waits_below_a_suspect_is_not_passed",),
     ),
     Mutant(
         NOT_HIDDEN,
@@ -157,7 +159,7 @@ MUTANTS = (
         "consumer/claimer.py",
         "        if above and self.drain and not is_more:\n",
         "        if False:\n",
-        ("tests/test_low_water.py::test_a_drain_ends_with_nothing_left",),
+        ("tests/consumer/test_low_water.py::test_a_drain_ends_with_nothing_left",),
     ),
     Mutant(
         PROBED,
@@ -165,7 +167,7 @@ MUTANTS = (
         "consumer/health.py",
         ("                and condition.connected\n                and self._has_database\n"),
         "",
-        ("tests/test_health.py::test_without_the_database_it_is_alive_and_not_ready",),
+        ("tests/consumer/test_health.py::test_without_the_database_it_is_alive_and_not_ready",),
     ),
     Mutant(
         PROBED,
@@ -173,7 +175,7 @@ MUTANTS = (
         "consumer/health.py",
         "condition.turn_age < sleep + STUCK",
         "condition.turn_age >= 0",
-        ("tests/test_health.py::test_a_claim_that_never_ends_is_not_alive",),
+        ("tests/consumer/test_health.py::test_a_claim_that_never_ends_is_not_alive",),
     ),
     Mutant(
         PROBED,
@@ -181,7 +183,7 @@ MUTANTS = (
         "consumer/health.py",
         "diagnosing.backlogs(using, self.consumer.queues)",
         "diagnosing.backlogs(using)",
-        ("tests/test_health.py::test_late_messages_make_it_not_ready",),
+        ("tests/consumer/test_health.py::test_late_messages_make_it_not_ready",),
     ),
     Mutant(
         TOLD,
@@ -189,7 +191,7 @@ MUTANTS = (
         "consumer/consumer.py",
         "                lane.told = tally\n",
         "                pass\n",
-        ("tests/test_history.py::test_it_tells_with_each_heartbeat_and_nothing_twice",),
+        ("tests/services/test_history.py::test_it_tells_with_each_heartbeat_and_nothing_twice",),
     ),
     Mutant(
         WRITTEN,
@@ -197,7 +199,7 @@ MUTANTS = (
         "consumer/consumer.py",
         "signals.consumer_stopped.send_robust(self.id, using=self.using, queues=names)",
         "signals.consumer_stopped.send_robust(self.id, using=self.using, queues=names, handled=self.handled)",
-        ("tests/test_reference.py::test_the_pages_are_made_of_the_code",),
+        ("tests/docs/test_reference.py::test_the_pages_are_made_of_the_code",),
     ),
     Mutant(
         TOLD,
@@ -205,7 +207,7 @@ MUTANTS = (
         "consumer/settler.py",
         "            return lost, len(given_up)\n",
         "            return lost, 0\n",
-        ("tests/test_history.py::test_what_is_given_up_is_told_however_it_was",),
+        ("tests/services/test_history.py::test_what_is_given_up_is_told_however_it_was",),
     ),
     Mutant(
         TOLD,
@@ -213,7 +215,7 @@ MUTANTS = (
         "consumer/claimer.py",
         "        lane.count_set_aside(claim.dead_lettered)\n",
         "",
-        ("tests/test_history.py::test_what_is_given_up_is_told_however_it_was",),
+        ("tests/services/test_history.py::test_what_is_given_up_is_told_however_it_was",),
     ),
     Mutant(
         TOLD,
@@ -221,7 +223,7 @@ MUTANTS = (
         "consumer/lane.py",
         "        if len(published) > MOST_MINUTES:\n",
         "        if not published:\n",
-        ("tests/test_history.py::test_a_lane_keeps_no_more_minutes_than_so_many",),
+        ("tests/services/test_history.py::test_a_lane_keeps_no_more_minutes_than_so_many",),
     ),
     Mutant(
         FOLLOWED,
@@ -229,7 +231,7 @@ MUTANTS = (
         "consumer/outcomes.py",
         ("instrumentation.failed(message.id, error)\n    if isinstance(error, Reject):"),
         "if isinstance(error, Reject):",
-        ("tests/test_telemetry.py::test_how_a_handler_ended",),
+        ("tests/monitoring/test_telemetry.py::test_how_a_handler_ended",),
     ),
     Mutant(
         FOLLOWED,
@@ -237,7 +239,7 @@ MUTANTS = (
         "consumer/outcomes.py",
         ("            instrumentation.failed(message.id, error)\n            refused"),
         "            refused",
-        ("tests/test_telemetry.py::test_a_payload_that_does_not_fit_its_schema",),
+        ("tests/monitoring/test_telemetry.py::test_a_payload_that_does_not_fit_its_schema",),
     ),
     Mutant(
         FOLLOWED,
@@ -245,7 +247,7 @@ MUTANTS = (
         "consumer/outcomes.py",
         "instrumentation.failed(message_id, error)",
         "",
-        ("tests/test_telemetry.py::test_a_failure_after_an_early_ack",),
+        ("tests/monitoring/test_telemetry.py::test_a_failure_after_an_early_ack",),
     ),
     Mutant(
         FOLLOWED,
@@ -253,7 +255,7 @@ MUTANTS = (
         "consumer/workers.py",
         "            return [LOST if message.id in lost else again for message in messages]\n",
         "            return [SETTLED if message.id in lost else again for message in messages]\n",
-        ("tests/test_telemetry.py::test_a_lease_that_is_lost_meanwhile",),
+        ("tests/monitoring/test_telemetry.py::test_a_lease_that_is_lost_meanwhile",),
     ),
     Mutant(
         FOLLOWED,
@@ -261,7 +263,7 @@ MUTANTS = (
         "consumer/workers.py",
         "                outcomes = await self._handle_traced_async(lane, started, guard)\n",
         "                outcomes = await self._handle_guarded_async(lane, started, guard)\n",
-        ("tests/test_telemetry.py::test_async_handlers_that_run_at_once_have_their_own_spans",),
+        ("tests/monitoring/test_telemetry.py::test_async_handlers_that_run_at_once_have_their_own_spans",),
     ),
     Mutant(
         COUNTED,
@@ -269,7 +271,7 @@ MUTANTS = (
         "consumer/outcomes.py",
         "[held.started - held.due for",
         "[held.confirmed - held.due for",
-        ("tests/test_telemetry_metrics.py::test_the_wait_is_until_the_handler_starts",),
+        ("tests/monitoring/test_telemetry_metrics.py::test_the_wait_is_until_the_handler_starts",),
     ),
     Mutant(
         ONE,
@@ -277,7 +279,7 @@ MUTANTS = (
         "consumer/workers.py",
         "            outcome.attempt.error = error\n",
         "            pass\n",
-        ("tests/test_task_worker.py::test_a_transaction_that_a_task_leaves_open_is_a_failure",),
+        ("tests/task_backend/test_task_worker.py::test_a_transaction_that_a_task_leaves_open_is_a_failure",),
     ),
     Mutant(
         RUN,
@@ -285,7 +287,7 @@ MUTANTS = (
         "consumer/testcase.py",
         "function=wrap(handler.function, block), async_function=on_loop)",
         "function=wrap(handler.function, block))",
-        ("tests/test_task_worker.py::InATestCase",),
+        ("tests/task_backend/test_task_worker.py::InATestCase",),
     ),
     Mutant(
         DRAINED,
@@ -293,7 +295,7 @@ MUTANTS = (
         "consumer/testcase.py",
         ("        with raw.transaction():\n            return execute(statement, params, many, context)\n"),
         "        return execute(statement, params, many, context)\n",
-        ("tests/test_testing.py::test_a_handler_that_fails_in_sql_leaves_the_tests_transaction_as_it_was",),
+        ("tests/testing/test_testing.py::test_a_handler_that_fails_in_sql_leaves_the_tests_transaction_as_it_was",),
     ),
     Mutant(
         DRAINED,
@@ -301,7 +303,7 @@ MUTANTS = (
         "consumer/testcase.py",
         "        connection.needs_rollback = False\n",
         "        pass\n",
-        ("tests/test_testing.py::test_a_handler_that_catches_an_error_of_sql_goes_on_as_in_a_worker",),
+        ("tests/testing/test_testing.py::test_a_handler_that_catches_an_error_of_sql_goes_on_as_in_a_worker",),
     ),
     Mutant(
         DRAINED,
@@ -309,7 +311,7 @@ MUTANTS = (
         "consumer/testcase.py",
         "        if raw.info.transaction_status == TransactionStatus.INERROR:\n",
         "        if False:\n",
-        ("tests/test_testing.py::test_a_handler_that_fails_in_sql_leaves_the_tests_transaction_as_it_was",),
+        ("tests/testing/test_testing.py::test_a_handler_that_fails_in_sql_leaves_the_tests_transaction_as_it_was",),
     ),
     Mutant(
         DRAINED,
@@ -317,7 +319,7 @@ MUTANTS = (
         "consumer/testcase.py",
         '    besides = handler.queue.using if handler.ack == "atomic" else None\n',
         "    besides = None\n",
-        ("tests/test_testing.py::test_a_statement_that_fails_in_an_atomic_handler_ends_its_transaction",),
+        ("tests/testing/test_testing.py::test_a_statement_that_fails_in_an_atomic_handler_ends_its_transaction",),
     ),
     Mutant(
         DRAINED,
@@ -325,7 +327,7 @@ MUTANTS = (
         "consumer/consumer.py",
         ("        if self._is_inline:\n            # A connection that is closed"),
         ("        if False:\n            # A connection that is closed"),
-        ("tests/test_testing.py::test_a_drain_in_a_broken_transaction_is_an_error",),
+        ("tests/testing/test_testing.py::test_a_drain_in_a_broken_transaction_is_an_error",),
     ),
     Mutant(
         DRAINED,
@@ -333,6 +335,6 @@ MUTANTS = (
         "consumer/consumer.py",
         ("            if not self._is_inline:\n                # With DEBUG"),
         ("            if True:\n                # With DEBUG"),
-        ("tests/test_testing.py::test_a_drain_can_be_counted",),
+        ("tests/testing/test_testing.py::test_a_drain_can_be_counted",),
     ),
 )

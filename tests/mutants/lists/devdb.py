@@ -10,6 +10,6 @@ MUTANTS = (
         "devdb/servers.py",
         "    os.environ[TEST_SERVER] = str(cluster.home)\n",
         "",
-        ("tests/test_pytest_plugin.py::test_a_server_in_one_line",),
+        ("tests/testing/test_pytest_plugin.py::test_a_server_in_one_line",),
     ),
 )

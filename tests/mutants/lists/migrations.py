@@ -10,7 +10,7 @@ MUTANTS = (
         "migrations/0001_initial.py",
         "SET orphaned_from = queue_id, queue_id = NULL\n",
         "SET orphaned_from = NULL\n",
-        ("tests/test_orphans.py::test_messages_of_a_deleted_queue_are_handled_once_it_is_there_again",),
+        ("tests/services/test_orphans.py::test_messages_of_a_deleted_queue_are_handled_once_it_is_there_again",),
     ),
     Mutant(
         INSERTED,
@@ -18,7 +18,7 @@ MUTANTS = (
         "migrations/0001_initial.py",
         "models.JSONField(db_default=models.Value({}, output_field=models.JSONField()), default=dict)",
         "models.JSONField(default=dict)",
-        ("tests/test_sql_publish.py::test_a_bare_insert_is_a_message_as_any_other",),
+        ("tests/services/test_sql_publish.py::test_a_bare_insert_is_a_message_as_any_other",),
     ),
     Mutant(
         INSERTED,
@@ -26,7 +26,7 @@ MUTANTS = (
         "migrations/0001_initial.py",
         '("delivery_count", models.IntegerField(db_default=0, default=0))',
         '("delivery_count", models.IntegerField(default=0))',
-        ("tests/test_sql_publish.py::test_a_bare_insert_is_a_message_as_any_other",),
+        ("tests/services/test_sql_publish.py::test_a_bare_insert_is_a_message_as_any_other",),
     ),
     Mutant(
         INSERTED,
@@ -34,6 +34,8 @@ MUTANTS = (
         "migrations/0001_initial.py",
         '("durable", models.BooleanField(db_default=True, default=True))',
         '("durable", models.BooleanField(default=True))',
-        ("tests/test_sql_publish.py::test_the_form_that_ensures_makes_the_queue_or_takes_the_one_that_is_there",),
+        (
+            "tests/services/test_sql_publish.py::test_the_form_that_ensures_makes_the_queue_or_takes_the_one_that_is_there",
+        ),
     ),
 )

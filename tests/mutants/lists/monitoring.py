@@ -10,7 +10,7 @@ MUTANTS = (
         "monitoring/diagnosis.py",
         " and not backlog.has_consumer:",
         ":",
-        ("tests/test_diagnosis.py::test_messages_that_nobody_consumes",),
+        ("tests/monitoring/test_diagnosis.py::test_messages_that_nobody_consumes",),
     ),
     Mutant(
         FOUND,
@@ -18,7 +18,7 @@ MUTANTS = (
         "monitoring/diagnosis.py",
         "    ear = dedicated_connection(listening, ",
         "    ear = dedicated_connection(using, ",
-        ("tests/test_diagnosis.py::test_two_databases_that_are_not_one",),
+        ("tests/monitoring/test_diagnosis.py::test_two_databases_that_are_not_one",),
     ),
     Mutant(
         RATED,
@@ -26,7 +26,7 @@ MUTANTS = (
         "monitoring/queue_numbers.py",
         "        if self.exact_minutes >= last:\n",
         "        if self.exact_minutes >= 0:\n",
-        ("tests/test_admin_operations.py::test_a_publish_rate_that_is_not_exact_says_so",),
+        ("tests/admin/test_admin_operations.py::test_a_publish_rate_that_is_not_exact_says_so",),
     ),
     Mutant(
         RATED,
@@ -34,7 +34,7 @@ MUTANTS = (
         "monitoring/queue_numbers.py",
         "    return 1 + math.ceil(settings.HEARTBEAT_INTERVAL / 60)\n",
         "    return 1\n",
-        ("tests/test_admin_operations.py::test_rates_are_of_the_last_minutes_that_are_over_and_told",),
+        ("tests/admin/test_admin_operations.py::test_rates_are_of_the_last_minutes_that_are_over_and_told",),
     ),
     Mutant(
         FOUND,
@@ -42,7 +42,7 @@ MUTANTS = (
         "monitoring/diagnosis.py",
         "        if count <= limits.letters_ratio * before:\n",
         "        if count <= 0:\n",
-        ("tests/test_diagnosis.py::test_dead_letters_that_grow",),
+        ("tests/monitoring/test_diagnosis.py::test_dead_letters_that_grow",),
     ),
     Mutant(
         INSPECTED,
@@ -58,7 +58,7 @@ MUTANTS = (
         "monitoring/opentelemetry.py",
         "                if given is None:\n",
         "                if True:\n",
-        ("tests/test_telemetry.py::test_a_context_that_the_caller_gave_wins",),
+        ("tests/monitoring/test_telemetry.py::test_a_context_that_the_caller_gave_wins",),
     ),
     Mutant(
         FOLLOWED,
@@ -66,7 +66,7 @@ MUTANTS = (
         "monitoring/opentelemetry.py",
         "[value] if isinstance(value, str) else None",
         "[value]",
-        ("tests/test_telemetry.py::test_a_broken_context_breaks_nothing",),
+        ("tests/monitoring/test_telemetry.py::test_a_broken_context_breaks_nothing",),
     ),
     Mutant(
         FOLLOWED,
@@ -74,7 +74,7 @@ MUTANTS = (
         "monitoring/opentelemetry.py",
         "messages[:MOST_LINKS]",
         "messages",
-        ("tests/test_telemetry.py::test_a_claim_has_a_bounded_number_of_links",),
+        ("tests/monitoring/test_telemetry.py::test_a_claim_has_a_bounded_number_of_links",),
     ),
     Mutant(
         COUNTED,
@@ -82,7 +82,7 @@ MUTANTS = (
         "monitoring/opentelemetry.py",
         "            if gauge not in self._left:\n",
         "            if True:\n",
-        ("tests/test_telemetry_metrics.py::test_one_collection_reads_the_tables_once",),
+        ("tests/monitoring/test_telemetry_metrics.py::test_one_collection_reads_the_tables_once",),
     ),
     Mutant(
         COUNTED,
@@ -90,7 +90,7 @@ MUTANTS = (
         "monitoring/opentelemetry.py",
         "        labels[TEMPLATE] = measures.AUTO_DELETED\n",
         "        labels[DESTINATION] = target.name\n",
-        ("tests/test_telemetry_metrics.py::test_names_without_end_are_one",),
+        ("tests/monitoring/test_telemetry_metrics.py::test_names_without_end_are_one",),
     ),
     Mutant(
         COUNTED,
@@ -99,8 +99,8 @@ MUTANTS = (
         "        if len(_names) >= MOST_NAMES:\n",
         "        if False:\n",
         (
-            "tests/test_telemetry_metrics.py::test_names_without_end_are_one",
-            "tests/test_metrics.py::test_names_without_end_are_one",
+            "tests/monitoring/test_telemetry_metrics.py::test_names_without_end_are_one",
+            "tests/monitoring/test_metrics.py::test_names_without_end_are_one",
         ),
     ),
 )

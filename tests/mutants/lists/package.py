@@ -29,8 +29,8 @@ MUTANTS = (
         '" ON DELETE SET NULL NOT DEFERRABLE"',
         '" ON DELETE SET NULL DEFERRABLE INITIALLY DEFERRED"',
         (
-            "tests/test_healing.py",
-            "tests/test_schema.py",
+            "tests/services/test_healing.py",
+            "tests/services/test_schema.py",
         ),
     ),
     Mutant(
@@ -39,7 +39,7 @@ MUTANTS = (
         "queues.py",
         "settings.EPHEMERAL_TTL if self._auto_deleted else settings.DEFAULT_TTL",
         "settings.EPHEMERAL_TTL",
-        ("tests/test_publishing.py::test_only_auto_deleted_queues_have_a_ttl_by_default",),
+        ("tests/services/test_publishing.py::test_only_auto_deleted_queues_have_a_ttl_by_default",),
     ),
     Mutant(
         NOT_LOST,
@@ -47,7 +47,7 @@ MUTANTS = (
         "reaper.py",
         "        self._adopt(reaped)\n",
         "",
-        ("tests/test_orphans.py::test_the_reaper_adopts_where_nobody_consumes",),
+        ("tests/services/test_orphans.py::test_the_reaper_adopts_where_nobody_consumes",),
     ),
     Mutant(
         BAD_INPUT,
@@ -55,7 +55,7 @@ MUTANTS = (
         "message.py",
         '    if "\\\\u0000" in text or not _has_text_keys(value, MAX_DEPTH)',
         "    if not _has_text_keys(value, MAX_DEPTH)",
-        ("tests/test_payloads.py",),
+        ("tests/messages/test_payloads.py",),
     ),
     Mutant(
         BAD_INPUT,
@@ -63,7 +63,7 @@ MUTANTS = (
         "validation.py",
         "    if not name.isprintable() or name != name.strip():\n",
         "    if False:\n",
-        ("tests/test_payloads.py",),
+        ("tests/messages/test_payloads.py",),
     ),
     Mutant(
         EVERYBODY,
@@ -71,7 +71,7 @@ MUTANTS = (
         "subscriptions.py",
         "            while len(self._contents) > self._most or (",
         "            while False and (",
-        ("tests/test_subscription_limits.py",),
+        ("tests/subscriptions/test_subscription_limits.py",),
     ),
     Mutant(
         ALL_OR_NONE,
@@ -79,7 +79,7 @@ MUTANTS = (
         "queues.py",
         "        return settings.EPHEMERAL_TTL if self._ttl is None and self._auto_deleted else self._ttl\n",
         "        return self._ttl\n",
-        ("tests/test_topics.py::test_copies_for_an_auto_deleted_queue_that_was_deleted_by_hand_expire",),
+        ("tests/services/test_topics.py::test_copies_for_an_auto_deleted_queue_that_was_deleted_by_hand_expire",),
     ),
     Mutant(
         ALL_OR_NONE,
@@ -87,7 +87,7 @@ MUTANTS = (
         "topics.py",
         "            services.once_committed(lambda: queue.add_binding(self.name), self.using)\n",
         "            queue.add_binding(self.name)\n",
-        ("tests/test_topic_bindings.py::test_a_binding_is_part_of_the_transaction",),
+        ("tests/services/test_topic_bindings.py::test_a_binding_is_part_of_the_transaction",),
     ),
     Mutant(
         EVERYBODY,
@@ -95,7 +95,7 @@ MUTANTS = (
         "subscriptions.py",
         "            finalize(self, self._subscription.close)\n",
         "",
-        ("tests/test_live_messages.py",),
+        ("tests/example_project/test_live_messages.py",),
     ),
     Mutant(
         HARMLESS,
@@ -103,7 +103,7 @@ MUTANTS = (
         "subscriptions.py",
         "    except BaseException as error:\n",
         "    except Exception as error:\n",
-        ("tests/test_subscriptions.py::test_what_a_callback_raises_is_logged_and_ends_nothing",),
+        ("tests/subscriptions/test_subscriptions.py::test_what_a_callback_raises_is_logged_and_ends_nothing",),
     ),
     Mutant(
         HARMLESS,
@@ -111,7 +111,7 @@ MUTANTS = (
         "subscriptions.py",
         "                if guard.after():\n",
         "                if False:\n",
-        ("tests/test_subscriptions.py::test_a_callback_that_breaks_its_connection_breaks_nothing_else",),
+        ("tests/subscriptions/test_subscriptions.py::test_a_callback_that_breaks_its_connection_breaks_nothing_else",),
     ),
     Mutant(
         HARMLESS,
@@ -119,7 +119,7 @@ MUTANTS = (
         "subscriptions.py",
         '        case {"id": str(message_id), "payload": payload, "headers": dict(headers)}:\n',
         '        case {"id": message_id, "payload": payload, "headers": headers}:\n',
-        ("tests/test_subscription_limits.py::test_b15_notifications_that_are_no_messages_do_no_harm",),
+        ("tests/subscriptions/test_subscription_limits.py::test_b15_notifications_that_are_no_messages_do_no_harm",),
     ),
     Mutant(
         HARMLESS,
@@ -127,7 +127,9 @@ MUTANTS = (
         "subscriptions.py",
         "                if not is_asked:\n",
         "                if True:\n",
-        ("tests/test_live_messages.py::test_a_loop_that_is_blocked_loses_the_oldest_and_gathers_nothing_else",),
+        (
+            "tests/example_project/test_live_messages.py::test_a_loop_that_is_blocked_loses_the_oldest_and_gathers_nothing_else",
+        ),
     ),
     Mutant(
         HARMLESS,
@@ -135,7 +137,7 @@ MUTANTS = (
         "subscriptions.py",
         "            is_new = bool(dropped) and not self._is_lagging\n",
         "            is_new = bool(dropped)\n",
-        ("tests/test_subscription_limits.py",),
+        ("tests/subscriptions/test_subscription_limits.py",),
     ),
     Mutant(
         HARMLESS,
@@ -143,7 +145,7 @@ MUTANTS = (
         "subscriptions.py",
         "            if self._was_connected:\n",
         "            if False:\n",
-        ("tests/test_subscription_limits.py",),
+        ("tests/subscriptions/test_subscription_limits.py",),
     ),
     Mutant(
         HARMLESS,
@@ -151,7 +153,7 @@ MUTANTS = (
         "subscriptions.py",
         "                self._characters > BUFFER_CHARACTERS and len(self._contents) > 1\n",
         "                False\n",
-        ("tests/test_subscription_limits.py::test_the_buffer_is_bounded_in_size_as_well",),
+        ("tests/subscriptions/test_subscription_limits.py::test_the_buffer_is_bounded_in_size_as_well",),
     ),
     Mutant(
         LIVE,
@@ -159,7 +161,9 @@ MUTANTS = (
         "subscriptions.py",
         ("            self.gaps += 1\n            if self._was_connected:\n"),
         "            if self._was_connected:\n",
-        ("tests/test_live_page.py::test_a_listener_that_was_cut_off_comes_back_and_tells_what_it_missed",),
+        (
+            "tests/example_project/test_live_page.py::test_a_listener_that_was_cut_off_comes_back_and_tells_what_it_missed",
+        ),
     ),
     Mutant(
         LIVE,
@@ -167,7 +171,7 @@ MUTANTS = (
         "subscriptions.py",
         "            self.gaps += bool(dropped)\n",
         "",
-        ("tests/test_live_page.py::test_a_reader_that_is_too_slow_is_told_the_newest_once_it_reads",),
+        ("tests/example_project/test_live_page.py::test_a_reader_that_is_too_slow_is_told_the_newest_once_it_reads",),
     ),
     Mutant(
         LIVE,
@@ -175,7 +179,7 @@ MUTANTS = (
         "subscriptions.py",
         ('            self.gaps += 1\n            self._lagged("expired", 1)\n'),
         '            self._lagged("expired", 1)\n',
-        ("tests/test_live_messages.py::test_it_tells_when_messages_may_have_been_missed",),
+        ("tests/example_project/test_live_messages.py::test_it_tells_when_messages_may_have_been_missed",),
     ),
     Mutant(
         GO_BACK,
@@ -183,7 +187,7 @@ MUTANTS = (
         "redrive.py",
         "            self._watch(sent, before)\n",
         "",
-        ("tests/test_redrive_canary.py::test_a_canary_that_dies_again_stops_the_redrive",),
+        ("tests/services/test_redrive_canary.py::test_a_canary_that_dies_again_stops_the_redrive",),
     ),
     Mutant(
         GO_BACK,
@@ -191,7 +195,7 @@ MUTANTS = (
         "redrive.py",
         ("            return 0\n        declaring.ensure"),
         ("            pass\n        declaring.ensure"),
-        ("tests/test_redrive.py::test_where_there_is_nothing_to_send_back_no_queue_is_made",),
+        ("tests/services/test_redrive.py::test_where_there_is_nothing_to_send_back_no_queue_is_made",),
     ),
     Mutant(
         FITS,
@@ -199,7 +203,7 @@ MUTANTS = (
         "queues.py",
         "value = payload if self._validation is None else self._validation.dump(payload)",
         "value = payload",
-        ("tests/test_payload_schema.py::test_what_does_not_fit_is_refused_before_any_sql",),
+        ("tests/messages/test_payload_schema.py::test_what_does_not_fit_is_refused_before_any_sql",),
     ),
     Mutant(
         FITS,
@@ -207,7 +211,7 @@ MUTANTS = (
         "queues.py",
         'self._validation.dump(payload, f"[{position}]")',
         "self._validation.dump(payload)",
-        ("tests/test_payload_schema.py::test_what_does_not_fit_is_refused_before_any_sql",),
+        ("tests/messages/test_payload_schema.py::test_what_does_not_fit_is_refused_before_any_sql",),
     ),
     Mutant(
         FITS,
@@ -215,7 +219,7 @@ MUTANTS = (
         "queues.py",
         "services.reject(self.declaration, misfits, reasons, self.using)",
         "fitting.extend(misfits)",
-        ("tests/test_payload_schema.py::test_a_claim_by_hand_sets_aside_what_does_not_fit",),
+        ("tests/messages/test_payload_schema.py::test_a_claim_by_hand_sets_aside_what_does_not_fit",),
     ),
     Mutant(
         ENCODED,
@@ -223,7 +227,7 @@ MUTANTS = (
         "message.py",
         "NESTING = (dict, list, tuple)\n",
         "NESTING = (dict, list)\n",
-        ("tests/test_encoding.py::test_one_that_is_refused_is_named_by_its_place",),
+        ("tests/messages/test_encoding.py::test_one_that_is_refused_is_named_by_its_place",),
     ),
     Mutant(
         ENCODED,
@@ -231,7 +235,7 @@ MUTANTS = (
         "message.py",
         "_has_text_keys(piece, MAX_DEPTH + 1)",
         "_has_text_keys(piece, MAX_DEPTH + 2)",
-        ("tests/test_encoding.py::test_the_deepest_is_taken_and_one_level_more_is_not",),
+        ("tests/messages/test_encoding.py::test_the_deepest_is_taken_and_one_level_more_is_not",),
     ),
     Mutant(
         ENCODED,
@@ -239,7 +243,7 @@ MUTANTS = (
         "message.py",
         "            yield encode(value, max_bytes, ",
         ("            max_bytes -= len(encode(value, max_bytes, ''))\n            yield encode(value, max_bytes, "),
-        ("tests/test_encoding.py::test_a_limit_is_for_each_and_not_for_all",),
+        ("tests/messages/test_encoding.py::test_a_limit_is_for_each_and_not_for_all",),
     ),
     Mutant(
         "the reaper leaves the disk to others in between",
@@ -247,7 +251,7 @@ MUTANTS = (
         "reaper.py",
         "    time.sleep(min(2 * (time.monotonic() - began), LONGEST_REST))\n",
         "    return\n",
-        ("tests/test_reaper.py::test_the_reaper_takes_small_batches_and_rests_after_each",),
+        ("tests/services/test_reaper.py::test_the_reaper_takes_small_batches_and_rests_after_each",),
     ),
     Mutant(
         FOUND,
@@ -255,7 +259,7 @@ MUTANTS = (
         "reaper.py",
         "            reaping.record_run(time.monotonic() - began, report, self.using)\n",
         "            pass\n",
-        ("tests/test_diagnosis.py::test_a_reaper_that_does_not_run",),
+        ("tests/monitoring/test_diagnosis.py::test_a_reaper_that_does_not_run",),
     ),
     Mutant(
         ALLOWED,
@@ -264,7 +268,7 @@ MUTANTS = (
         "return Queue(name, **stored._asdict(), using=using)",
         "return Queue(name, using=using)",
         (
-            "tests/test_admin_operations.py::test_a_message_is_published",
+            "tests/admin/test_admin_operations.py::test_a_message_is_published",
             "tests/commands/test_publish_messages.py::test_a_queue_that_another_project_declared_stays_as_it_is",
         ),
     ),
@@ -274,7 +278,7 @@ MUTANTS = (
         "conf.py",
         "    LEASE: float = 60\n",
         "    LEASE: float = 30\n",
-        ("tests/test_reference.py::test_the_pages_are_made_of_the_code",),
+        ("tests/docs/test_reference.py::test_the_pages_are_made_of_the_code",),
     ),
     Mutant(
         WRITTEN,
@@ -282,7 +286,7 @@ MUTANTS = (
         "checks.py",
         "MAX_SECONDS if float in allowed else MAX_COUNT",
         "MAX_SECONDS",
-        ("tests/test_schema.py::test_wrong_settings_are_found",),
+        ("tests/services/test_schema.py::test_wrong_settings_are_found",),
     ),
     Mutant(
         WRITTEN,
@@ -290,7 +294,7 @@ MUTANTS = (
         "signals.py",
         '    logger.info("queue reaped queue=',
         '    logger.warning("queue reaped queue=',
-        ("tests/test_reference.py::test_the_pages_are_made_of_the_code",),
+        ("tests/docs/test_reference.py::test_the_pages_are_made_of_the_code",),
     ),
     Mutant(
         WRITTEN,
@@ -298,7 +302,7 @@ MUTANTS = (
         "models.py",
         "queue__isnull=False, dead_lettered_at__isnull=True).exclude(",
         "queue__isnull=False).exclude(",
-        ("tests/test_reference.py::test_each_message_is_in_the_state_of_its_condition_and_in_no_other",),
+        ("tests/docs/test_reference.py::test_each_message_is_in_the_state_of_its_condition_and_in_no_other",),
     ),
     Mutant(
         FOLLOWED,
@@ -306,7 +310,7 @@ MUTANTS = (
         "topics.py",
         "            text = add_headers(text, publication.context)\n",
         "",
-        ("tests/test_telemetry.py::test_one_span_for_many_messages",),
+        ("tests/monitoring/test_telemetry.py::test_one_span_for_many_messages",),
     ),
     Mutant(
         FOLLOWED,
@@ -314,7 +318,7 @@ MUTANTS = (
         "topics.py",
         "            text = add_headers(text, publication.context)\n",
         "",
-        ("tests/test_telemetry.py::test_a_topic_s_copies_link_to_its_publish",),
+        ("tests/monitoring/test_telemetry.py::test_a_topic_s_copies_link_to_its_publish",),
     ),
     Mutant(
         FOLLOWED,
@@ -322,7 +326,7 @@ MUTANTS = (
         "message.py",
         'f"{text[:-1]},{headers[1:]}"',
         "text",
-        ("tests/test_telemetry.py::test_a_message_is_followed_across_the_queue",),
+        ("tests/monitoring/test_telemetry.py::test_a_message_is_followed_across_the_queue",),
     ),
     Mutant(
         FOLLOWED,
@@ -330,7 +334,7 @@ MUTANTS = (
         "instrumentation.py",
         ("self._entered = around\n        except Exception as error:"),
         ("self._entered = around\n        except KeyError as error:"),
-        ("tests/test_telemetry.py::test_an_instrument_that_raises_changes_nothing",),
+        ("tests/monitoring/test_telemetry.py::test_an_instrument_that_raises_changes_nothing",),
     ),
     Mutant(
         FOLLOWED,
@@ -338,7 +342,7 @@ MUTANTS = (
         "instrumentation.py",
         "        except Exception as raised:\n",
         "        except KeyError as raised:\n",
-        ("tests/test_telemetry.py::test_an_instrument_that_raises_changes_nothing",),
+        ("tests/monitoring/test_telemetry.py::test_an_instrument_that_raises_changes_nothing",),
     ),
     Mutant(
         FOLLOWED,
@@ -346,7 +350,7 @@ MUTANTS = (
         "instrumentation.py",
         ('except Exception as error:\n            note_failure("claim", error)'),
         ('except KeyError as error:\n        note_failure("claim", error)'),
-        ("tests/test_telemetry.py::test_an_instrument_that_raises_changes_nothing",),
+        ("tests/monitoring/test_telemetry.py::test_an_instrument_that_raises_changes_nothing",),
     ),
     Mutant(
         FOLLOWED,
@@ -354,7 +358,7 @@ MUTANTS = (
         "subscriptions.py",
         "        instrumentation.failed(message.id, error)\n",
         "",
-        ("tests/test_telemetry.py::test_a_live_subscriber_is_linked_too",),
+        ("tests/monitoring/test_telemetry.py::test_a_live_subscriber_is_linked_too",),
     ),
     Mutant(
         FOLLOWED,
@@ -362,7 +366,7 @@ MUTANTS = (
         "instrumentation.py",
         "import logging\n",
         ("import logging\nimport opentelemetry\n"),
-        ("tests/test_telemetry.py::test_without_the_extras_nothing_of_them_is_imported",),
+        ("tests/monitoring/test_telemetry.py::test_without_the_extras_nothing_of_them_is_imported",),
     ),
     Mutant(
         ENQUEUED,
@@ -370,7 +374,7 @@ MUTANTS = (
         "queues.py",
         "services.seconds_until(due, self.using)",
         "max(0, (due - __import__('django.utils.timezone').utils.timezone.now()).total_seconds())",
-        ("tests/test_task_backend.py::test_run_after_is_by_the_database_s_clock",),
+        ("tests/task_backend/test_task_backend.py::test_run_after_is_by_the_database_s_clock",),
     ),
     Mutant(
         KEPT,
@@ -378,7 +382,7 @@ MUTANTS = (
         "reaper.py",
         "            self._forget_runs()\n",
         "",
-        ("tests/test_task_backend.py::test_results_are_forgotten_after_their_time",),
+        ("tests/task_backend/test_task_backend.py::test_results_are_forgotten_after_their_time",),
     ),
     Mutant(
         FRESH,
@@ -386,6 +390,6 @@ MUTANTS = (
         "services.py",
         ("    if connection.get_autocommit():\n        key = _key(connection, name)\n"),
         ("    if True:\n        key = _key(connection, name)\n"),
-        ("tests/test_testing.py::FirstTests",),
+        ("tests/testing/test_testing.py::FirstTests",),
     ),
 )

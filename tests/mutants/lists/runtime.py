@@ -10,7 +10,7 @@ MUTANTS = (
         "runtime/listener.py",
         "            if self._thread is not threading.current_thread():\n",
         "            if self._thread is None:\n",
-        ("tests/test_subscriptions.py::test_one_that_opens_while_the_last_one_closes_is_the_only_one",),
+        ("tests/subscriptions/test_subscriptions.py::test_one_that_opens_while_the_last_one_closes_is_the_only_one",),
     ),
     Mutant(
         EVERYBODY,
@@ -18,7 +18,7 @@ MUTANTS = (
         "runtime/listener.py",
         "        channel_set.is_removed = True\n",
         ("        with self._lock:\n            channel_set.is_removed = True\n"),
-        ("tests/test_live_messages.py::test_closing_takes_no_lock",),
+        ("tests/example_project/test_live_messages.py::test_closing_takes_no_lock",),
     ),
     Mutant(
         PREPARED,
@@ -26,7 +26,7 @@ MUTANTS = (
         "runtime/prepared.py",
         "    raw.prepare_threshold = PREPARE_THRESHOLD if hot.may_prepare else None\n",
         "",
-        ("tests/test_prepared_publish.py::test_a_connection_that_publishes_often_prepares_it",),
+        ("tests/runtime/test_prepared_publish.py::test_a_connection_that_publishes_often_prepares_it",),
     ),
     Mutant(
         PREPARED,
@@ -34,7 +34,7 @@ MUTANTS = (
         "runtime/prepared.py",
         "        raw.prepare_threshold = threshold\n",
         "        pass\n",
-        ("tests/test_prepared_publish.py::test_the_project_s_statements_are_not_prepared",),
+        ("tests/runtime/test_prepared_publish.py::test_the_project_s_statements_are_not_prepared",),
     ),
     Mutant(
         PREPARED,
@@ -42,7 +42,7 @@ MUTANTS = (
         "runtime/prepared.py",
         "        hot.may_prepare = is_direct(raw)\n",
         "        hot.may_prepare = True\n",
-        ("tests/test_prepared_publish.py::test_nothing_is_prepared_through_another_pooler",),
+        ("tests/runtime/test_prepared_publish.py::test_nothing_is_prepared_through_another_pooler",),
     ),
     Mutant(
         PREPARED,
@@ -51,8 +51,8 @@ MUTANTS = (
         "            if self.statusmessage in ENDING:\n",
         "            if False:\n",
         (
-            "tests/test_prepared_lost.py::test_publishing_survives_what_ends_prepared_statements",
-            "tests/test_prepared_lost.py::test_each_request_may_begin_with_that",
+            "tests/runtime/test_prepared_lost.py::test_publishing_survives_what_ends_prepared_statements",
+            "tests/runtime/test_prepared_lost.py::test_each_request_may_begin_with_that",
         ),
     ),
     Mutant(
@@ -61,7 +61,7 @@ MUTANTS = (
         "runtime/prepared.py",
         ("        _forget(raw)\n        return cursor"),
         "        return cursor",
-        ("tests/test_prepared_lost.py::test_autocommit_survives_statements_that_were_ended_unseen",),
+        ("tests/runtime/test_prepared_lost.py::test_autocommit_survives_statements_that_were_ended_unseen",),
     ),
     Mutant(
         PREPARED,
@@ -69,7 +69,7 @@ MUTANTS = (
         "runtime/prepared.py",
         "    cursor = psycopg.Cursor(raw)\n",
         ("    cursor = psycopg.Cursor(raw)\n    _hot[Hot] = raw\n"),
-        ("tests/test_prepared_publish.py::test_a_closed_connection_is_forgotten",),
+        ("tests/runtime/test_prepared_publish.py::test_a_closed_connection_is_forgotten",),
     ),
     Mutant(
         PREPARED,
@@ -77,7 +77,7 @@ MUTANTS = (
         "runtime/prepared.py",
         "        or not _are_django_s(_cursors_of(type(connection)))\n",
         "",
-        ("tests/test_prepared_publish.py::test_an_engine_that_makes_its_own_cursors_has_them_used",),
+        ("tests/runtime/test_prepared_publish.py::test_an_engine_that_makes_its_own_cursors_has_them_used",),
     ),
     Mutant(
         PREPARED,
@@ -88,7 +88,7 @@ MUTANTS = (
             "        or connection"
         ),
         "        connection",
-        ("tests/test_prepared_publish.py::test_an_execute_wrapper_sees_each_publish",),
+        ("tests/runtime/test_prepared_publish.py::test_an_execute_wrapper_sees_each_publish",),
     ),
     Mutant(
         PREPARED,
@@ -96,7 +96,7 @@ MUTANTS = (
         "runtime/prepared.py",
         "    connection.validate_no_broken_transaction()\n",
         "",
-        ("tests/test_prepared_lost.py::test_a_broken_transaction_is_told_as_django_does",),
+        ("tests/runtime/test_prepared_lost.py::test_a_broken_transaction_is_told_as_django_does",),
     ),
     Mutant(
         PREPARED,
@@ -104,6 +104,6 @@ MUTANTS = (
         "runtime/prepared.py",
         "        connection.close_if_health_check_failed()\n",
         "        pass\n",
-        ("tests/test_prepared_lost.py::test_health_checks_are_made",),
+        ("tests/runtime/test_prepared_lost.py::test_health_checks_are_made",),
     ),
 )

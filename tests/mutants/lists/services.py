@@ -47,7 +47,7 @@ MUTANTS = (
         "services/publishing.py",
         "FOR KEY SHARE OF queue\n",
         "FOR UPDATE OF queue\n",
-        ("tests/test_publishing.py::test_sixteen_open_publishers_wait_for_no_lock",),
+        ("tests/services/test_publishing.py::test_sixteen_open_publishers_wait_for_no_lock",),
     ),
     Mutant(
         NEVER_WAIT,
@@ -58,7 +58,7 @@ MUTANTS = (
             "        declaring.refresh(connection, declaration, key)\n"
             "        ids = fetch_ids(connection, PUBLISH_IF_QUEUE"
         ),
-        ("tests/test_publishing.py::test_sixteen_open_publishers_wait_for_no_lock",),
+        ("tests/services/test_publishing.py::test_sixteen_open_publishers_wait_for_no_lock",),
     ),
     Mutant(
         NEVER_WAIT,
@@ -74,7 +74,7 @@ MUTANTS = (
             "      AND last_active < statement_timestamp() - %(ttl)s * interval '1 second'\n"
             "    FOR NO KEY UPDATE\n"
         ),
-        ("tests/test_declaring.py::test_the_refresh_never_waits_and_looks_again_at_the_next_publish",),
+        ("tests/services/test_declaring.py::test_the_refresh_never_waits_and_looks_again_at_the_next_publish",),
     ),
     Mutant(
         NEVER_WAIT,
@@ -85,7 +85,7 @@ MUTANTS = (
             "    RETURNING name, xmax = 0 AS created\n"
         ),
         ("    ON CONFLICT (name) DO UPDATE SET name = excluded.name\n    RETURNING name, xmax = 0 AS created\n"),
-        ("tests/test_healing.py::test_a_heal_and_an_open_publisher_do_not_wait_for_each_other",),
+        ("tests/services/test_healing.py::test_a_heal_and_an_open_publisher_do_not_wait_for_each_other",),
     ),
     Mutant(
         OWN_TRANSACTION,
@@ -96,7 +96,7 @@ MUTANTS = (
             "    RETURNING name, xmax = 0 AS created\n"
         ),
         ("    ON CONFLICT (name) DO NOTHING\n    RETURNING name, xmax = 0 AS created\n"),
-        ("tests/test_healing.py::test_a_heal_and_an_open_publisher_do_not_wait_for_each_other",),
+        ("tests/services/test_healing.py::test_a_heal_and_an_open_publisher_do_not_wait_for_each_other",),
     ),
     Mutant(
         OWN_TRANSACTION,
@@ -104,7 +104,7 @@ MUTANTS = (
         "services/publishing.py",
         "fetch_ids(connection, PUBLISH_IF_QUEUE, params)",
         "fetch_ids(connection, PUBLISH, params)",
-        ("tests/test_healing.py",),
+        ("tests/services/test_healing.py",),
     ),
     Mutant(
         OWN_TRANSACTION,
@@ -116,7 +116,7 @@ MUTANTS = (
             "        notifying.notify(declaration.name, using)\n"
             "        return message_id\n"
         ),
-        ("tests/test_publishing.py",),
+        ("tests/services/test_publishing.py",),
     ),
     Mutant(
         NOT_LOST,
@@ -124,7 +124,7 @@ MUTANTS = (
         "services/reaping.py",
         ("           LIMIT 1) IS NULL\n    RETURNING name"),
         ("           LIMIT 0) IS NULL\n    RETURNING name"),
-        ("tests/test_reaper.py",),
+        ("tests/services/test_reaper.py",),
     ),
     Mutant(
         NOT_LOST,
@@ -132,7 +132,7 @@ MUTANTS = (
         "services/reaping.py",
         ("        if cursor.fetchone() is None:\n            return False\n        cursor.execute(LOCK_BINDINGS"),
         "        cursor.execute(LOCK_BINDINGS",
-        ("tests/test_reaper.py",),
+        ("tests/services/test_reaper.py",),
     ),
     Mutant(
         NOT_LOST,
@@ -143,7 +143,7 @@ MUTANTS = (
             "      AND (lease_expires_at IS NULL OR lease_expires_at <= statement_timestamp())\n"
         ),
         "    WHERE expires_at <= statement_timestamp()\n",
-        ("tests/test_reaper.py::test_nothing_expires_under_a_live_lease",),
+        ("tests/services/test_reaper.py::test_nothing_expires_under_a_live_lease",),
     ),
     Mutant(
         DELIVERED_AGAIN,
@@ -155,7 +155,7 @@ MUTANTS = (
             "               OR (lease_expires_at <= statement_timestamp() AND NOT %(skip_suspects)s))\n"
         ),
         ("          AND id > %(above)s\n          AND lease_expires_at IS NULL\n"),
-        ("tests/test_claiming.py",),
+        ("tests/services/test_claiming.py",),
     ),
     Mutant(
         DELIVERED_AGAIN,
@@ -163,7 +163,7 @@ MUTANTS = (
         "services/claiming.py",
         ("    SET lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second',\n        lease_token"),
         ("    SET lease_expires_at = 'infinity',\n        lease_token"),
-        ("tests/test_claiming.py",),
+        ("tests/services/test_claiming.py",),
     ),
     Mutant(
         FENCED,
@@ -177,7 +177,7 @@ MUTANTS = (
             "DELETE"
         ),
         ("    ORDER BY id\n    FOR UPDATE\n)\nDELETE"),
-        ("tests/test_settling.py",),
+        ("tests/services/test_settling.py",),
     ),
     Mutant(
         FENCED,
@@ -190,7 +190,7 @@ MUTANTS = (
             "), fit"
         ),
         ("    ORDER BY id\n    FOR UPDATE\n), fit"),
-        ("tests/test_settling.py",),
+        ("tests/services/test_settling.py",),
     ),
     Mutant(
         FENCED,
@@ -203,7 +203,7 @@ MUTANTS = (
             "), extended"
         ),
         ("    ORDER BY id\n    FOR UPDATE SKIP LOCKED\n), extended"),
-        ("tests/test_settling.py",),
+        ("tests/services/test_settling.py",),
     ),
     Mutant(
         FENCED,
@@ -211,7 +211,7 @@ MUTANTS = (
         "services/dead_letters.py",
         "ELSE (id, lease_token) IN (SELECT * FROM unnest(%(ids)s::bigint[], %(tokens)s::uuid[]))",
         "ELSE true",
-        ("tests/test_settling.py",),
+        ("tests/services/test_settling.py",),
     ),
     Mutant(
         FENCED,
@@ -225,7 +225,7 @@ MUTANTS = (
             "UPDATE"
         ),
         ("    ORDER BY id\n    FOR UPDATE\n)\nUPDATE"),
-        ("tests/test_settling.py::test_releasing_takes_the_delivery_back",),
+        ("tests/services/test_settling.py::test_releasing_takes_the_delivery_back",),
     ),
     Mutant(
         FENCED,
@@ -233,7 +233,7 @@ MUTANTS = (
         "services/settling.py",
         ("    if lost:\n        raise LeaseLost(queue, lost)\n"),
         "",
-        ("tests/test_settling.py",),
+        ("tests/services/test_settling.py",),
     ),
     Mutant(
         POISON,
@@ -241,7 +241,7 @@ MUTANTS = (
         "services/claiming.py",
         "        delivery_count = delivery_count + 1\n",
         "        delivery_count = delivery_count\n",
-        ("tests/test_claiming.py",),
+        ("tests/services/test_claiming.py",),
     ),
     Mutant(
         POISON,
@@ -249,7 +249,7 @@ MUTANTS = (
         "services/claiming.py",
         "THEN 1 ELSE %(limit)s END",
         "THEN %(limit)s ELSE %(limit)s END",
-        ("tests/test_claiming.py",),
+        ("tests/services/test_claiming.py",),
     ),
     Mutant(
         POISON,
@@ -257,7 +257,7 @@ MUTANTS = (
         "services/claiming.py",
         "    WHERE candidate.delivery_count < queue.max_deliveries\n",
         "    WHERE true\n",
-        ("tests/test_claiming.py",),
+        ("tests/services/test_claiming.py",),
     ),
     Mutant(
         IN_USE,
@@ -270,8 +270,8 @@ MUTANTS = (
         ),
         ("    session.warn_of_other_transaction(connection)\n    believed"),
         (
-            "tests/test_declaring.py",
-            "tests/test_reaper.py",
+            "tests/services/test_declaring.py",
+            "tests/services/test_reaper.py",
         ),
     ),
     Mutant(
@@ -281,8 +281,8 @@ MUTANTS = (
         ("), touched AS (\n    UPDATE django_pgqueue_messagequeue\n    SET last_active = statement_timestamp()\n"),
         ("), touched AS (\n    UPDATE django_pgqueue_messagequeue\n    SET last_active = last_active\n"),
         (
-            "tests/test_declaring.py",
-            "tests/test_reaper.py",
+            "tests/services/test_declaring.py",
+            "tests/services/test_reaper.py",
         ),
     ),
     Mutant(
@@ -291,7 +291,7 @@ MUTANTS = (
         "services/publishing.py",
         "    if believed and not declaration.auto_deleted:\n",
         "    if believed:\n",
-        ("tests/test_healing.py",),
+        ("tests/services/test_healing.py",),
     ),
     Mutant(
         IN_USE,
@@ -303,7 +303,7 @@ MUTANTS = (
             "FOR UPDATE SKIP LOCKED\n"
         ),
         ("  AND paused_at IS NULL\nFOR UPDATE\n"),
-        ("tests/test_reaper.py",),
+        ("tests/services/test_reaper.py",),
     ),
     Mutant(
         LOUD,
@@ -311,7 +311,7 @@ MUTANTS = (
         "services/publishing.py",
         "        raise QueueNotFound(declaration.name) from error\n",
         "        pass\n",
-        ("tests/test_healing.py",),
+        ("tests/services/test_healing.py",),
     ),
     Mutant(
         CLOCK,
@@ -343,7 +343,7 @@ MUTANTS = (
         "services/topics.py",
         "    fits = len(content.encode()) + 1 <= MAX_NOTIFICATION_BYTES\n",
         "    fits = len(content) + 1 <= MAX_NOTIFICATION_BYTES\n",
-        ("tests/test_subscriptions.py",),
+        ("tests/subscriptions/test_subscriptions.py",),
     ),
     Mutant(
         EVERYBODY,
@@ -351,7 +351,7 @@ MUTANTS = (
         "services/topics.py",
         'TOPIC_BODY = "SELECT content FROM django_pgqueue_topicbody WHERE id = %(id)s"',
         'TOPIC_BODY = "DELETE FROM django_pgqueue_topicbody WHERE id = %(id)s RETURNING content"',
-        ("tests/test_subscriptions.py",),
+        ("tests/subscriptions/test_subscriptions.py",),
     ),
     Mutant(
         EVERYBODY,
@@ -360,8 +360,8 @@ MUTANTS = (
         ("    if connection.in_atomic_block:\n        transaction.on_commit(tell, using=using, robust=True)\n"),
         ("    if False:\n        transaction.on_commit(tell, using=using, robust=True)\n"),
         (
-            "tests/test_topics.py",
-            "tests/test_subscriptions.py",
+            "tests/services/test_topics.py",
+            "tests/subscriptions/test_subscriptions.py",
         ),
     ),
     Mutant(
@@ -374,7 +374,7 @@ MUTANTS = (
             "    ORDER BY queue\n"
         ),
         ("                        AND false)\n    ORDER BY queue\n"),
-        ("tests/test_queue_kinds.py::test_a_tenant_exchange",),
+        ("tests/services/test_queue_kinds.py::test_a_tenant_exchange",),
     ),
     Mutant(
         ALL_OR_NONE,
@@ -382,7 +382,7 @@ MUTANTS = (
         "services/topics.py",
         "    FROM binding LEFT JOIN bound ON bound.name = binding.queue\n",
         "    FROM binding JOIN bound ON bound.name = binding.queue\n",
-        ("tests/test_topics.py::test_a_bound_queue_whose_row_was_deleted_by_hand_loses_nothing",),
+        ("tests/services/test_topics.py::test_a_bound_queue_whose_row_was_deleted_by_hand_loses_nothing",),
     ),
     Mutant(
         ALL_OR_NONE,
@@ -390,7 +390,7 @@ MUTANTS = (
         "services/reaping.py",
         "    DELETE FROM django_pgqueue_topicbinding WHERE queue IN (SELECT name FROM gone)\n",
         "    DELETE FROM django_pgqueue_topicbinding WHERE queue IN (SELECT name FROM gone) AND false\n",
-        ("tests/test_topics.py::test_reaping_a_queue_ends_its_bindings",),
+        ("tests/services/test_topics.py::test_reaping_a_queue_ends_its_bindings",),
     ),
     Mutant(
         ONE_OWNER,
@@ -398,7 +398,7 @@ MUTANTS = (
         "services/claiming.py",
         "AND exclusive AND exclusive_consumer_id = %(consumer)s\n",
         "AND exclusive\n",
-        ("tests/test_queue_kinds.py::test_a_dispatcher_queue",),
+        ("tests/services/test_queue_kinds.py::test_a_dispatcher_queue",),
     ),
     Mutant(
         ONE_OWNER,
@@ -406,7 +406,7 @@ MUTANTS = (
         "services/consumers.py",
         "                        AND owner.last_heartbeat > statement_timestamp() - %(heartbeat_timeout)s * interval '1 second')\n",
         "                        AND false)\n",
-        ("tests/test_queue_kinds.py::test_a_dispatcher_queue",),
+        ("tests/services/test_queue_kinds.py::test_a_dispatcher_queue",),
     ),
     Mutant(
         ONE_OWNER,
@@ -414,7 +414,7 @@ MUTANTS = (
         "services/declaring.py",
         ("ON CONFLICT (name) DO UPDATE\nSET last_active = statement_timestamp(),\n"),
         ("ON CONFLICT (name) DO UPDATE\nSET exclusive_consumer_id = NULL, last_active = statement_timestamp(),\n"),
-        ("tests/test_queue_kinds.py::test_a_dispatcher_queue",),
+        ("tests/services/test_queue_kinds.py::test_a_dispatcher_queue",),
     ),
     Mutant(
         CAUSE,
@@ -423,8 +423,8 @@ MUTANTS = (
         "                  WHEN %(known)s THEN 'vanished'\n",
         "                  WHEN %(known)s OR true THEN 'vanished'\n",
         (
-            "tests/test_queue_kinds.py",
-            "tests/test_healing.py",
+            "tests/services/test_queue_kinds.py",
+            "tests/services/test_healing.py",
         ),
     ),
     Mutant(
@@ -433,7 +433,7 @@ MUTANTS = (
         "services/claiming.py",
         "    WHERE name = %(name)s AND paused_at IS NULL AND NOT exclusive\n",
         "    WHERE name = %(name)s AND NOT exclusive\n",
-        ("tests/test_pause.py::test_nobody_claims_from_a_paused_queue_until_it_is_resumed",),
+        ("tests/services/test_pause.py::test_nobody_claims_from_a_paused_queue_until_it_is_resumed",),
     ),
     Mutant(
         RELAXED,
@@ -441,7 +441,7 @@ MUTANTS = (
         "services/publishing.py",
         "PUBLISH if declaration.durable else PUBLISH_RELAXED",
         "PUBLISH_RELAXED",
-        ("tests/test_durability.py",),
+        ("tests/services/test_durability.py",),
     ),
     Mutant(
         ALL_OR_NONE,
@@ -452,7 +452,7 @@ MUTANTS = (
             "    _bind_declared(declaration, using)\n"
         ),
         ("    if not created:\n        _bind_declared(declaration, using)\n"),
-        ("tests/test_topic_bindings.py::test_a_binding_that_cannot_be_written_is_no_secret",),
+        ("tests/services/test_topic_bindings.py::test_a_binding_that_cannot_be_written_is_no_secret",),
     ),
     Mutant(
         NOBODY_WAITS,
@@ -460,7 +460,7 @@ MUTANTS = (
         "services/topics.py",
         ("    ORDER BY queue\n    FOR KEY SHARE OF binding\n"),
         "    ORDER BY queue\n",
-        ("tests/test_topic_bindings.py::test_unbinding_waits_for_a_publisher_that_puts_a_message_there",),
+        ("tests/services/test_topic_bindings.py::test_unbinding_waits_for_a_publisher_that_puts_a_message_there",),
     ),
     Mutant(
         NOBODY_WAITS,
@@ -469,7 +469,7 @@ MUTANTS = (
         ("    WHERE name = ANY (ARRAY(SELECT queue FROM binding))\n    ORDER BY name\n    FOR KEY SHARE\n"),
         ("    WHERE name = ANY (ARRAY(SELECT queue FROM binding))\n    ORDER BY name\n"),
         (
-            "tests/test_topic_bindings.py::test_a_queue_that_is_deleted_by_hand_during_a_publish_gets_its_copy_as_an_orphan",
+            "tests/services/test_topic_bindings.py::test_a_queue_that_is_deleted_by_hand_during_a_publish_gets_its_copy_as_an_orphan",
         ),
     ),
     Mutant(
@@ -478,7 +478,7 @@ MUTANTS = (
         "services/topics.py",
         ("    ORDER BY queue\n    FOR KEY SHARE OF binding\n"),
         ("    ORDER BY queue\n    FOR UPDATE OF binding\n"),
-        ("tests/test_topic_bindings.py::test_publishers_do_not_wait_for_each_other",),
+        ("tests/services/test_topic_bindings.py::test_publishers_do_not_wait_for_each_other",),
     ),
     Mutant(
         NOBODY_WAITS,
@@ -486,7 +486,7 @@ MUTANTS = (
         "services/topics.py",
         "    WHERE name = ANY (ARRAY(SELECT queue FROM binding))\n",
         "    WHERE name = ANY (ARRAY(SELECT queue FROM django_pgqueue_topicbinding WHERE topic = %(topic)s))\n",
-        ("tests/test_topic_bindings.py::test_queues_that_nobody_uses_are_not_locked",),
+        ("tests/services/test_topic_bindings.py::test_queues_that_nobody_uses_are_not_locked",),
     ),
     Mutant(
         NOBODY_WAITS,
@@ -494,7 +494,7 @@ MUTANTS = (
         "services/reaping.py",
         "    SELECT id FROM django_pgqueue_topicbinding WHERE queue = %(name)s FOR UPDATE SKIP LOCKED\n",
         "    SELECT id FROM django_pgqueue_topicbinding WHERE queue = %(name)s FOR UPDATE\n",
-        ("tests/test_topic_bindings.py::test_the_reaper_gives_way_to_a_publisher_that_waits_for_it",),
+        ("tests/services/test_topic_bindings.py::test_the_reaper_gives_way_to_a_publisher_that_waits_for_it",),
     ),
     Mutant(
         NOBODY_WAITS,
@@ -502,7 +502,7 @@ MUTANTS = (
         "services/topics.py",
         "    SELECT name FROM django_pgqueue_messagequeue WHERE name = %(queue)s FOR KEY SHARE\n",
         "    SELECT name FROM django_pgqueue_messagequeue WHERE name = %(queue)s\n",
-        ("tests/test_topic_bindings.py::test_a_binding_that_comes_while_a_queue_is_reaped_waits_for_it",),
+        ("tests/services/test_topic_bindings.py::test_a_binding_that_comes_while_a_queue_is_reaped_waits_for_it",),
     ),
     Mutant(
         INSERTED,
@@ -510,7 +510,7 @@ MUTANTS = (
         "services/notifying.py",
         ('    plain = f"{prefix}:{name}"\n    if len(plain.encode()) <= 63:\n'),
         ('    plain = f"{prefix}:{name}"\n    if len(plain.encode()) <= 60:\n'),
-        ("tests/test_sql_publish.py::test_notify_wakes_a_consumer_at_once",),
+        ("tests/services/test_sql_publish.py::test_notify_wakes_a_consumer_at_once",),
     ),
     Mutant(
         ONE_CONSUMER,
@@ -519,8 +519,8 @@ MUTANTS = (
         "    WHERE queue.exclusive_consumer_id IS NOT DISTINCT FROM stale.owner\n",
         "    WHERE true\n",
         (
-            "tests/test_exclusive.py::test_candidates_that_saw_the_same_dead_owner_do_not_both_win",
-            "tests/test_exclusive.py::test_of_many_candidates_for_a_dead_owner_one_wins",
+            "tests/services/test_exclusive.py::test_candidates_that_saw_the_same_dead_owner_do_not_both_win",
+            "tests/services/test_exclusive.py::test_of_many_candidates_for_a_dead_owner_one_wins",
         ),
     ),
     Mutant(
@@ -529,7 +529,7 @@ MUTANTS = (
         "services/claiming.py",
         ("AND exclusive AND exclusive_consumer_id = %(consumer)s\n    FOR SHARE\n"),
         "AND exclusive AND exclusive_consumer_id = %(consumer)s\n",
-        ("tests/test_exclusive.py::test_a_claim_waits_for_a_change_of_the_owner_that_is_under_way",),
+        ("tests/services/test_exclusive.py::test_a_claim_waits_for_a_change_of_the_owner_that_is_under_way",),
     ),
     Mutant(
         ONE_CONSUMER,
@@ -538,8 +538,8 @@ MUTANTS = (
         "AND exclusive AND exclusive_consumer_id = %(consumer)s\n",
         "AND exclusive AND %(consumer)s::uuid IS NOT NULL\n",
         (
-            "tests/test_exclusive.py::test_of_two_processes_one_handles_everything",
-            "tests/test_exclusive.py::test_who_claims_by_hand_owns_the_queue_and_a_stranger_gets_nothing",
+            "tests/services/test_exclusive.py::test_of_two_processes_one_handles_everything",
+            "tests/services/test_exclusive.py::test_who_claims_by_hand_owns_the_queue_and_a_stranger_gets_nothing",
         ),
     ),
     Mutant(
@@ -548,7 +548,7 @@ MUTANTS = (
         "services/claiming.py",
         "    consumer = beliefs.claimers.setdefault(os.getpid(), uuid4())\n",
         ("    consumer = beliefs.claimers.setdefault(0, uuid4())\n    beliefs.claimers[os.getpid()] = consumer\n"),
-        ("tests/test_exclusive.py::test_a_forked_child_is_another_claimer",),
+        ("tests/services/test_exclusive.py::test_a_forked_child_is_another_claimer",),
     ),
     Mutant(
         ONE_CONSUMER,
@@ -561,7 +561,7 @@ MUTANTS = (
             "    exclusive_consumer_id = NULL\n"
             "RETURNING xmax = 0\n"
         ),
-        ("tests/test_exclusive.py::test_declares_and_publishes_never_touch_the_owner",),
+        ("tests/services/test_exclusive.py::test_declares_and_publishes_never_touch_the_owner",),
     ),
     Mutant(
         PAUSE,
@@ -569,7 +569,7 @@ MUTANTS = (
         "services/reaping.py",
         ("WHERE auto_deleted\n  AND paused_at IS NULL\n  AND last_active"),
         ("WHERE auto_deleted\n  AND last_active"),
-        ("tests/test_pause.py::test_a_paused_queue_is_not_reaped",),
+        ("tests/services/test_pause.py::test_a_paused_queue_is_not_reaped",),
     ),
     Mutant(
         GO_BACK,
@@ -577,7 +577,7 @@ MUTANTS = (
         "services/dead_letters.py",
         ("      AND id > %(after)s\n      AND dead_lettered_at <= %(before)s\n"),
         "      AND id > %(after)s AND %(before)s IS NOT NULL\n",
-        ("tests/test_redrive.py::test_what_dies_meanwhile_for_the_first_time_is_for_the_next_redrive",),
+        ("tests/services/test_redrive.py::test_what_dies_meanwhile_for_the_first_time_is_for_the_next_redrive",),
     ),
     Mutant(
         GO_BACK,
@@ -585,7 +585,7 @@ MUTANTS = (
         "services/dead_letters.py",
         ("    lease_token = NULL,\n    delivery_count = 0,\n    dead_lettered_from = dead_letter_path ->> -2,\n"),
         ("    lease_token = NULL,\n    dead_lettered_from = dead_letter_path ->> -2,\n"),
-        ("tests/test_redrive.py::test_deliveries_on_the_dead_letter_queue_do_not_count_either",),
+        ("tests/services/test_redrive.py::test_deliveries_on_the_dead_letter_queue_do_not_count_either",),
     ),
     Mutant(
         GO_BACK,
@@ -593,7 +593,7 @@ MUTANTS = (
         "services/dead_letters.py",
         ("    WHERE dead_lettered_from = (SELECT name FROM queue)\n      AND id > %(after)s\n"),
         ("    WHERE dead_letter_path ? (SELECT name FROM queue)\n      AND id > %(after)s\n"),
-        ("tests/test_redrive.py::test_a_letter_of_a_chain_goes_one_step_back",),
+        ("tests/services/test_redrive.py::test_a_letter_of_a_chain_goes_one_step_back",),
     ),
     Mutant(
         GO_BACK,
@@ -614,7 +614,7 @@ MUTANTS = (
             "      AND (%(headers)s::jsonb IS NULL OR headers @> %(headers)s::jsonb)\n"
             "    ORDER BY dead_lettered_from, id\n"
         ),
-        ("tests/test_redrive.py::test_what_somebody_holds_is_left",),
+        ("tests/services/test_redrive.py::test_what_somebody_holds_is_left",),
     ),
     Mutant(
         GO_BACK,
@@ -630,7 +630,7 @@ MUTANTS = (
         "services/operating.py",
         "      AND published_at <= %(before)s\n",
         "      AND %(before)s IS NOT NULL\n",
-        ("tests/test_purge.py::test_what_comes_in_meanwhile_stays",),
+        ("tests/services/test_purge.py::test_what_comes_in_meanwhile_stays",),
     ),
     Mutant(
         CAUSE_2,
@@ -638,7 +638,7 @@ MUTANTS = (
         "services/reaping.py",
         "SELECT name, 'reaped' FROM gone\n",
         "SELECT name, 'reaped' FROM gone WHERE false\n",
-        ("tests/test_events.py::test_a_reaped_queue_is_revived",),
+        ("tests/services/test_events.py::test_a_reaped_queue_is_revived",),
     ),
     Mutant(
         CAUSE_2,
@@ -646,7 +646,7 @@ MUTANTS = (
         "services/declaring.py",
         ("        if not connection.get_autocommit():\n            raise\n        # The queue, and a message"),
         ("        if True:\n            raise\n        # The queue, and a message"),
-        ("tests/test_events.py::test_a_committed_heal_whose_event_cannot_be_recorded_is_no_failure",),
+        ("tests/services/test_events.py::test_a_committed_heal_whose_event_cannot_be_recorded_is_no_failure",),
     ),
     Mutant(
         CAUSE_2,
@@ -654,7 +654,7 @@ MUTANTS = (
         "services/declaring.py",
         ("    session.once_committed(tell, using)\n\n\ndef _bind_declared"),
         ("    tell()\n\n\ndef _bind_declared"),
-        ("tests/test_events.py::test_a_rollback_leaves_no_event_and_tells_nobody",),
+        ("tests/services/test_events.py::test_a_rollback_leaves_no_event_and_tells_nobody",),
     ),
     Mutant(
         SPARES,
@@ -662,7 +662,7 @@ MUTANTS = (
         "services/publishing.py",
         "PUBLISH if declaration.durable else PUBLISH_RELAXED",
         "PUBLISH",
-        ("tests/test_durability.py::test_only_a_durable_queue_waits_for_the_disk",),
+        ("tests/services/test_durability.py::test_only_a_durable_queue_waits_for_the_disk",),
     ),
     Mutant(
         SPARES,
@@ -670,7 +670,7 @@ MUTANTS = (
         "services/publishing.py",
         "FROM set_config('synchronous_commit', 'off', true)\n",
         "FROM set_config('synchronous_commit', 'off', false)\n",
-        ("tests/test_durability.py::test_the_setting_of_the_session_is_left_as_it_is",),
+        ("tests/services/test_durability.py::test_the_setting_of_the_session_is_left_as_it_is",),
     ),
     Mutant(
         SPARES,
@@ -678,7 +678,7 @@ MUTANTS = (
         "services/publishing.py",
         'RELAX = "SET LOCAL synchronous_commit = off"',
         'RELAX = "SET synchronous_commit = off"',
-        ("tests/test_durability.py::test_the_setting_of_the_session_is_left_as_it_is",),
+        ("tests/services/test_durability.py::test_the_setting_of_the_session_is_left_as_it_is",),
     ),
     Mutant(
         SPARES,
@@ -691,7 +691,7 @@ MUTANTS = (
             "                cursor.execute(RELAX)\n"
             "        ids = fetch_ids(connection, PUBLISH_IF_QUEUE, params)\n"
         ),
-        ("tests/test_durability.py::test_inside_a_transaction_the_callers_commit_decides",),
+        ("tests/services/test_durability.py::test_inside_a_transaction_the_callers_commit_decides",),
     ),
     Mutant(
         MEMORY,
@@ -702,7 +702,7 @@ MUTANTS = (
             "    FROM"
         ),
         ("           pg_column_size(payload) AS bytes\n    FROM"),
-        ("tests/test_memory.py::test_one_claim_is_cut_by_bytes",),
+        ("tests/consumer/test_memory.py::test_one_claim_is_cut_by_bytes",),
     ),
     Mutant(
         HISTORY,
@@ -715,7 +715,7 @@ MUTANTS = (
             "                'expires_at'"
         ),
         "                'expires_at'",
-        ("tests/test_dead_letters.py::test_the_process_is_told_by_host_and_pid",),
+        ("tests/services/test_dead_letters.py::test_the_process_is_told_by_host_and_pid",),
     ),
     Mutant(
         HISTORY,
@@ -723,7 +723,7 @@ MUTANTS = (
         "services/dead_letters.py",
         "    return storable(text if len(text) <= MAX_REASON_LENGTH else",
         "    return storable(text if True else",
-        ("tests/test_dead_letters.py::test_the_reason_is_the_path_of_the_exception_and_its_text",),
+        ("tests/services/test_dead_letters.py::test_the_reason_is_the_path_of_the_exception_and_its_text",),
     ),
     Mutant(
         NOT_HIDDEN,
@@ -731,7 +731,7 @@ MUTANTS = (
         "services/claiming.py",
         ("      AND read_after <= statement_timestamp()\n      AND (lease_expires_at IS NULL\n"),
         ("      AND read_after <= statement_timestamp() AND id > %(above)s\n      AND (lease_expires_at IS NULL\n"),
-        ("tests/test_low_water.py::test_due_messages_are_not_hidden",),
+        ("tests/consumer/test_low_water.py::test_due_messages_are_not_hidden",),
     ),
     Mutant(
         "claims stay short while a session holds vacuum back",
@@ -739,7 +739,7 @@ MUTANTS = (
         "services/claiming.py",
         "          AND id > %(above)s\n",
         "          AND id > 0 * %(above)s\n",
-        ("tests/test_low_water.py::test_behind_a_held_snapshot_claims_start_above_what_is_dead",),
+        ("tests/consumer/test_low_water.py::test_behind_a_held_snapshot_claims_start_above_what_is_dead",),
     ),
     Mutant(
         TIMES,
@@ -747,7 +747,7 @@ MUTANTS = (
         "services/claiming.py",
         "datetime.fromtimestamp(min(max(seconds, EARLIEST), LATEST), zone)",
         "datetime.fromtimestamp(round(min(max(seconds, EARLIEST), LATEST), 3), zone)",
-        ("tests/test_message_times.py::test_they_are_those_of_the_row",),
+        ("tests/admin/test_message_times.py::test_they_are_those_of_the_row",),
     ),
     Mutant(
         TIMES,
@@ -755,7 +755,7 @@ MUTANTS = (
         "services/claiming.py",
         "    zone = connection.timezone or ZoneInfo(connection.timezone_name)\n",
         "    zone = UTC\n",
-        ("tests/test_message_times.py::test_they_are_those_of_the_row",),
+        ("tests/admin/test_message_times.py::test_they_are_those_of_the_row",),
     ),
     Mutant(
         FOUND,
@@ -775,7 +775,7 @@ MUTANTS = (
             "              UNION ALL\n"
             "              (SELECT published_at - interval '1 day'"
         ),
-        ("tests/test_diagnosis.py::test_nothing_is_found_where_nothing_is_wrong",),
+        ("tests/monitoring/test_diagnosis.py::test_nothing_is_found_where_nothing_is_wrong",),
     ),
     Mutant(
         FOUND,
@@ -783,7 +783,7 @@ MUTANTS = (
         "services/diagnosing.py",
         "  AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)\n",
         "  AND backend_xid IS NOT NULL\n",
-        ("tests/test_diagnosis.py::test_a_session_that_holds_back_vacuum",),
+        ("tests/monitoring/test_diagnosis.py::test_a_session_that_holds_back_vacuum",),
     ),
     Mutant(
         FOUND,
@@ -791,7 +791,7 @@ MUTANTS = (
         "services/diagnosing.py",
         "SELECT (SELECT indisvalid AND indisready AND indoption",
         "SELECT (SELECT indoption",
-        ("tests/test_diagnosis.py::test_a_claim_index_that_claims_cannot_use",),
+        ("tests/monitoring/test_diagnosis.py::test_a_claim_index_that_claims_cannot_use",),
     ),
     Mutant(
         COUNTED,
@@ -799,7 +799,7 @@ MUTANTS = (
         "services/publishing.py",
         "        counts[name] += count\n",
         "",
-        ("tests/test_metrics.py::test_publishes_count_once_they_are_committed",),
+        ("tests/monitoring/test_metrics.py::test_publishes_count_once_they_are_committed",),
     ),
     Mutant(
         COUNTED,
@@ -807,7 +807,7 @@ MUTANTS = (
         "services/publishing.py",
         "            counts = {}\n",
         "            counts.clear()\n",
-        ("tests/test_metrics.py::test_a_hook_that_publishes_counts_as_well",),
+        ("tests/monitoring/test_metrics.py::test_a_hook_that_publishes_counts_as_well",),
     ),
     Mutant(
         COUNTED,
@@ -815,7 +815,7 @@ MUTANTS = (
         "services/counting.py",
         "                count(*) FILTER (WHERE walk = 3)) >= %(most)s",
         "                count(*) FILTER (WHERE walk = 3)) > %(most)s",
-        ("tests/test_metrics.py::test_a_scrape_looks_at_no_more_than_so_many",),
+        ("tests/monitoring/test_metrics.py::test_a_scrape_looks_at_no_more_than_so_many",),
     ),
     Mutant(
         TOLD,
@@ -823,7 +823,7 @@ MUTANTS = (
         "services/minutes.py",
         "SET handled = kept.handled + excluded.handled,\n",
         "SET handled = excluded.handled,\n",
-        ("tests/test_history.py::test_counts_of_several_processes_add_up",),
+        ("tests/services/test_history.py::test_counts_of_several_processes_add_up",),
     ),
     Mutant(
         TOLD,
@@ -831,7 +831,7 @@ MUTANTS = (
         "services/claiming.py",
         " // 60) if is_new else None\n",
         " // 60)\n",
-        ("tests/test_history.py::test_what_was_published_is_what_was_settled_and_what_waits",),
+        ("tests/services/test_history.py::test_what_was_published_is_what_was_settled_and_what_waits",),
     ),
     Mutant(
         TOLD,
@@ -839,7 +839,7 @@ MUTANTS = (
         "services/minutes.py",
         "    published = kept.published + excluded.published\n",
         "    published = excluded.published\n",
-        ("tests/test_history.py::test_counts_of_several_processes_add_up",),
+        ("tests/services/test_history.py::test_counts_of_several_processes_add_up",),
     ),
     Mutant(
         TOLD,
@@ -847,7 +847,7 @@ MUTANTS = (
         "services/minutes.py",
         "WHERE minute > statement_timestamp() - %(age)s * interval '1 second' AND minute <= statement_timestamp()\n",
         "WHERE %(age)s > 0\n",
-        ("tests/test_history.py::test_minutes_of_publishing_that_are_not_kept_are_dropped",),
+        ("tests/services/test_history.py::test_minutes_of_publishing_that_are_not_kept_are_dropped",),
     ),
     Mutant(
         RATED,
@@ -855,7 +855,7 @@ MUTANTS = (
         "services/minutes.py",
         ("    ORDER BY read_after DESC, id DESC\n    LIMIT %(most)s) AS newest\n"),
         ("    ORDER BY read_after, id\n    LIMIT %(most)s) AS newest\n"),
-        ("tests/test_history.py::test_no_more_of_the_newest_messages_are_looked_at_than_so_many",),
+        ("tests/services/test_history.py::test_no_more_of_the_newest_messages_are_looked_at_than_so_many",),
     ),
     Mutant(
         RATED,
@@ -863,7 +863,7 @@ MUTANTS = (
         "services/minutes.py",
         "sum(ages.values()) >= most)",
         "sum(ages.values()) > most)",
-        ("tests/test_history.py::test_no_more_of_the_newest_messages_are_looked_at_than_so_many",),
+        ("tests/services/test_history.py::test_no_more_of_the_newest_messages_are_looked_at_than_so_many",),
     ),
     Mutant(
         FOUND,
@@ -871,7 +871,7 @@ MUTANTS = (
         "services/minutes.py",
         ("min(minute)\n                    FILTER (WHERE handled > 0 OR failed > 0 OR dead_lettered > 0))"),
         "min(minute))",
-        ("tests/test_diagnosis.py::test_dead_letters_that_grow",),
+        ("tests/monitoring/test_diagnosis.py::test_dead_letters_that_grow",),
     ),
     Mutant(
         COUNTED,
@@ -879,7 +879,7 @@ MUTANTS = (
         "services/claiming.py",
         "(published_at if read_after is None else read_after)",
         "published_at",
-        ("tests/test_telemetry_metrics.py::test_the_wait_is_from_when_a_message_was_due",),
+        ("tests/monitoring/test_telemetry_metrics.py::test_the_wait_is_from_when_a_message_was_due",),
     ),
     Mutant(
         ENQUEUED,
@@ -887,7 +887,7 @@ MUTANTS = (
         "services/session.py",
         "greatest(date_part('epoch', %(due)s::timestamptz - statement_timestamp()), 0)",
         "date_part('epoch', %(due)s::timestamptz - statement_timestamp())",
-        ("tests/test_task_backend.py::test_a_past_run_after_is_due_now",),
+        ("tests/task_backend/test_task_backend.py::test_a_past_run_after_is_due_now",),
     ),
     Mutant(
         KNOWN,
@@ -895,7 +895,7 @@ MUTANTS = (
         "services/tasks.py",
         "       item.lease_expires_at > statement_timestamp() AND item.lease_token = run.lease_token,\n",
         "       run.status = 'RUNNING',\n",
-        ("tests/test_task_worker.py::test_a_status_follows_from_the_lease_not_from_what_a_worker_noted",),
+        ("tests/task_backend/test_task_worker.py::test_a_status_follows_from_the_lease_not_from_what_a_worker_noted",),
     ),
     Mutant(
         KNOWN,
@@ -903,7 +903,7 @@ MUTANTS = (
         "services/tasks.py",
         "       item.lease_expires_at > statement_timestamp() AND item.lease_token = run.lease_token,\n",
         "       item.lease_expires_at > statement_timestamp(),\n",
-        ("tests/test_task_worker.py::test_a_status_follows_from_the_lease_not_from_what_a_worker_noted",),
+        ("tests/task_backend/test_task_worker.py::test_a_status_follows_from_the_lease_not_from_what_a_worker_noted",),
     ),
     Mutant(
         KNOWN,
@@ -914,7 +914,7 @@ MUTANTS = (
             "                      ELSE run.worker_ids || excluded.worker_ids END,\n"
         ),
         "    worker_ids = run.worker_ids || excluded.worker_ids,\n",
-        ("tests/test_task_worker.py::test_a_statement_that_is_sent_twice_changes_nothing",),
+        ("tests/task_backend/test_task_worker.py::test_a_statement_that_is_sent_twice_changes_nothing",),
     ),
     Mutant(
         ONE,
@@ -922,7 +922,7 @@ MUTANTS = (
         "services/tasks.py",
         "WHERE id = %(id)s AND lease_token = %(token)s AND status = 'SUCCESSFUL'",
         "WHERE id = %(id)s AND lease_token = %(token)s AND status = 'DONE'",
-        ("tests/test_task_worker.py::test_a_statement_that_is_sent_twice_changes_nothing",),
+        ("tests/task_backend/test_task_worker.py::test_a_statement_that_is_sent_twice_changes_nothing",),
     ),
     Mutant(
         ONE,
@@ -930,7 +930,7 @@ MUTANTS = (
         "services/tasks.py",
         "    SELECT id FROM django_pgqueue_messagequeueitem WHERE id = %(id)s AND lease_token = %(token)s FOR UPDATE\n",
         "    SELECT id FROM django_pgqueue_messagequeueitem WHERE id = %(id)s FOR UPDATE\n",
-        ("tests/test_task_worker.py::test_a_lost_lease_ends_the_attempt_silently",),
+        ("tests/task_backend/test_task_worker.py::test_a_lost_lease_ends_the_attempt_silently",),
     ),
     Mutant(
         ONE,
@@ -938,7 +938,7 @@ MUTANTS = (
         "services/tasks.py",
         "WHERE item.id = %(id)s AND item.lease_token = %(token)s\n",
         "WHERE item.id = %(id)s\n",
-        ("tests/test_task_worker.py::test_a_lost_lease_ends_the_attempt_silently",),
+        ("tests/task_backend/test_task_worker.py::test_a_lost_lease_ends_the_attempt_silently",),
     ),
     Mutant(
         KEPT,
@@ -946,7 +946,7 @@ MUTANTS = (
         "services/tasks.py",
         "                        AND NOT EXISTS (SELECT FROM django_pgqueue_messagequeueitem AS item WHERE item.id = run.id)\n",
         "",
-        ("tests/test_task_backend.py::test_results_are_forgotten_after_their_time",),
+        ("tests/task_backend/test_task_backend.py::test_results_are_forgotten_after_their_time",),
     ),
     Mutant(
         KEPT,
@@ -957,7 +957,7 @@ MUTANTS = (
             "                            < statement_timestamp() - %(age)s * interval '1 second'\n"
         ),
         "",
-        ("tests/test_task_backend.py::test_a_task_that_ended_just_now_is_remembered_however_long_it_ran",),
+        ("tests/task_backend/test_task_backend.py::test_a_task_that_ended_just_now_is_remembered_however_long_it_ran",),
     ),
     Mutant(
         PUBLISHED,
@@ -969,7 +969,7 @@ MUTANTS = (
             "        cursor.execute(statement, params or None)\n"
             "        rows: list[tuple[Any, ...]] = cursor.fetchall()\n"
         ),
-        ("tests/test_testing.py::test_noting_and_asking_runs_no_query_that_a_test_counts",),
+        ("tests/testing/test_testing.py::test_noting_and_asking_runs_no_query_that_a_test_counts",),
     ),
     Mutant(
         FRESH,
@@ -977,6 +977,6 @@ MUTANTS = (
         "services/notifying.py",
         ("    if connection.get_autocommit():\n        # Stamped before"),
         ("    if True:\n        # Stamped before"),
-        ("tests/test_testing.py::FirstTests",),
+        ("tests/testing/test_testing.py::FirstTests",),
     ),
 )

@@ -10,7 +10,7 @@ MUTANTS = (
         "task_backend/backend.py",
         "        payload = encode(call, settings.MAX_PAYLOAD_BYTES)\n",
         "        payload = json.dumps(call)\n",
-        ("tests/test_task_backend.py::test_what_cannot_be_stored_is_refused_before_any_sql",),
+        ("tests/task_backend/test_task_backend.py::test_what_cannot_be_stored_is_refused_before_any_sql",),
     ),
     Mutant(
         ENQUEUED,
@@ -18,7 +18,7 @@ MUTANTS = (
         "task_backend/backend.py",
         "        task_enqueued.send_robust(",
         "        task_enqueued.send(",
-        ("tests/test_task_backend.py::test_it_tells_what_is_enqueued",),
+        ("tests/task_backend/test_task_backend.py::test_it_tells_what_is_enqueued",),
     ),
     Mutant(
         KNOWN,
@@ -26,7 +26,7 @@ MUTANTS = (
         "task_backend/backend.py",
         "(ticket.backend, ticket.result_id(message_id)) != (self.alias, result_id)",
         "ticket.backend != self.alias",
-        ("tests/test_task_backend.py::test_a_result_is_not_found_by_the_message_s_id_alone",),
+        ("tests/task_backend/test_task_backend.py::test_a_result_is_not_found_by_the_message_s_id_alone",),
     ),
     Mutant(
         KNOWN,
@@ -34,7 +34,7 @@ MUTANTS = (
         "task_backend/backend.py",
         "(ticket.backend, ticket.result_id(message_id)) != (self.alias, result_id)",
         "ticket.result_id(message_id) != result_id",
-        ("tests/test_task_backend.py::test_results_are_of_their_backend",),
+        ("tests/task_backend/test_task_backend.py::test_results_are_of_their_backend",),
     ),
     Mutant(
         KNOWN,
@@ -42,7 +42,7 @@ MUTANTS = (
         "task_backend/results.py",
         "        return TaskResultStatus.FAILED if record.is_dead else TaskResultStatus.READY\n",
         "        return TaskResultStatus.READY\n",
-        ("tests/test_task_backend.py::test_an_expired_task_has_failed",),
+        ("tests/task_backend/test_task_backend.py::test_an_expired_task_has_failed",),
     ),
     Mutant(
         ONE,
@@ -50,7 +50,7 @@ MUTANTS = (
         "task_backend/runner.py",
         "                if connection.in_atomic_block or not is_passing(error):\n",
         "                if connection.in_atomic_block or is_passing(error):\n",
-        ("tests/test_task_worker.py::test_while_the_database_is_away_a_finished_task_waits",),
+        ("tests/task_backend/test_task_worker.py::test_while_the_database_is_away_a_finished_task_waits",),
     ),
     Mutant(
         RUN,
@@ -58,7 +58,7 @@ MUTANTS = (
         "task_backend/runner.py",
         '        return self._ended("given up", finished_at) if given_up else',
         '        return self._ended("given up", finished_at) if finished_at else',
-        ("tests/test_task_worker.py::test_a_task_that_fails_is_tried_again_and_its_attempts_show",),
+        ("tests/task_backend/test_task_worker.py::test_a_task_that_fails_is_tried_again_and_its_attempts_show",),
     ),
     Mutant(
         RUN,
@@ -66,7 +66,7 @@ MUTANTS = (
         "task_backend/backend.py",
         "            is_for_loop=belongs_on_loop,\n",
         "",
-        ("tests/test_task_worker.py::test_a_long_sync_task_does_not_hold_up_async_ones",),
+        ("tests/task_backend/test_task_worker.py::test_a_long_sync_task_does_not_hold_up_async_ones",),
     ),
     Mutant(
         RUN,
@@ -74,7 +74,7 @@ MUTANTS = (
         "task_backend/runner.py",
         "        if not isinstance(found, Task):\n",
         "        if not callable(found):\n",
-        ("tests/test_task_worker.py::test_a_task_that_is_not_there_is_tried_again",),
+        ("tests/task_backend/test_task_worker.py::test_a_task_that_is_not_there_is_tried_again",),
     ),
     Mutant(
         RUN,
@@ -82,7 +82,7 @@ MUTANTS = (
         "task_backend/queues.py",
         "    tasks = task_handlers(names)\n",
         "    tasks = {} if names else task_handlers(names)\n",
-        ("tests/test_task_backend.py::test_consume_queues_runs_them",),
+        ("tests/task_backend/test_task_backend.py::test_consume_queues_runs_them",),
     ),
     Mutant(
         RUN,
@@ -90,6 +90,6 @@ MUTANTS = (
         "task_backend/backend.py",
         "find_queue(name, self.using) or Queue(",
         "Queue(",
-        ("tests/test_task_backend.py::test_a_declared_queue_is_the_task_s",),
+        ("tests/task_backend/test_task_backend.py::test_a_declared_queue_is_the_task_s",),
     ),
 )

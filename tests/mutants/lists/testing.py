@@ -10,7 +10,7 @@ MUTANTS = (
         "testing/journal.py",
         ' and fates.get(entry.xmin) != "aborted"',
         "",
-        ("tests/test_testing.py::test_what_a_savepoint_rolled_back_was_not_published",),
+        ("tests/testing/test_testing.py::test_what_a_savepoint_rolled_back_was_not_published",),
     ),
     Mutant(
         PUBLISHED,
@@ -18,7 +18,7 @@ MUTANTS = (
         "testing/journal.py",
         "entry.file == file and ",
         "",
-        ("tests/test_testing.py::test_a_flush_between_two_tests_does_no_harm",),
+        ("tests/testing/test_testing.py::test_a_flush_between_two_tests_does_no_harm",),
     ),
     Mutant(
         PUBLISHED,
@@ -26,7 +26,7 @@ MUTANTS = (
         "testing/journal.py",
         "    found |= {entry.message.id: entry.message for entry in _valid(alias) if entry.message.id > since}\n",
         "",
-        ("tests/test_testing.py::test_what_was_published_is_known_with_all_that_was_said",),
+        ("tests/testing/test_testing.py::test_what_was_published_is_known_with_all_that_was_said",),
     ),
     Mutant(
         PUBLISHED,
@@ -34,7 +34,7 @@ MUTANTS = (
         "testing/journal.py",
         "    if len(entries) < len(ids):\n",
         "    if False:\n",
-        ("tests/test_testing.py::test_what_others_have_taken_already_is_known",),
+        ("tests/testing/test_testing.py::test_what_others_have_taken_already_is_known",),
     ),
     Mutant(
         PUBLISHED,
@@ -42,7 +42,7 @@ MUTANTS = (
         "testing/journal.py",
         "    if is_long:\n",
         "    if False:\n",
-        ("tests/test_testing.py::test_the_journal_of_a_suite_that_never_asks_does_not_grow",),
+        ("tests/testing/test_testing.py::test_the_journal_of_a_suite_that_never_asks_does_not_grow",),
     ),
     Mutant(
         PUBLISHED,
@@ -50,7 +50,7 @@ MUTANTS = (
         "testing/journal.py",
         "        self._ended = self._messages()\n",
         "        pass\n",
-        ("tests/test_testing.py::test_what_a_savepoint_rolled_back_was_not_published",),
+        ("tests/testing/test_testing.py::test_what_a_savepoint_rolled_back_was_not_published",),
     ),
     Mutant(
         PUBLISHED,
@@ -58,7 +58,7 @@ MUTANTS = (
         "testing/assertions.py",
         '    headers = asked.pop("headers", {})\n',
         ('    asked.pop("headers", {})\n    headers: dict[str, Any] = {}\n'),
-        ("tests/test_testing.py::test_an_assertion_that_fails_tells_what_was_there_instead",),
+        ("tests/testing/test_testing.py::test_an_assertion_that_fails_tells_what_was_there_instead",),
     ),
     Mutant(
         DRAINED,
@@ -66,7 +66,7 @@ MUTANTS = (
         "testing/draining.py",
         '            alone = {"concurrency": 1, "prefetch": 1} if raises else {}\n',
         "            alone: dict[str, int] = {}\n",
-        ("tests/test_testing.py::test_an_error_of_a_handler_is_raised_where_asked_for",),
+        ("tests/testing/test_testing.py::test_an_error_of_a_handler_is_raised_where_asked_for",),
     ),
     Mutant(
         DRAINED,
@@ -74,7 +74,7 @@ MUTANTS = (
         "testing/draining.py",
         "            wait = _next_delay(names, alias) if include_delayed else None\n",
         "            wait = _next_delay(names, alias)\n",
-        ("tests/test_testing.py::test_delayed_messages_are_drained_only_when_asked_for",),
+        ("tests/testing/test_testing.py::test_delayed_messages_are_drained_only_when_asked_for",),
     ),
     Mutant(
         DRAINED,
@@ -82,7 +82,7 @@ MUTANTS = (
         "testing/draining.py",
         "        if limit is None and done.deliveries >= most:\n",
         "        if False:\n",
-        ("tests/test_testing.py::test_a_drain_without_an_end_is_an_error",),
+        ("tests/testing/test_testing.py::test_a_drain_without_an_end_is_an_error",),
     ),
     Mutant(
         DRAINED,
@@ -90,7 +90,7 @@ MUTANTS = (
         "testing/draining.py",
         "        if name in self._names:\n",
         "        if False:\n",
-        ("tests/test_testing.py::test_a_drain_tells_what_happened",),
+        ("tests/testing/test_testing.py::test_a_drain_tells_what_happened",),
     ),
     Mutant(
         IMMEDIATE,
@@ -98,7 +98,7 @@ MUTANTS = (
         "testing/immediately.py",
         "        if self._is_draining or not _shows(using):\n",
         "        if self._is_draining:\n",
-        ("tests/test_testing.py::test_a_handler_runs_when_its_message_would_be_committed",),
+        ("tests/testing/test_testing.py::test_a_handler_runs_when_its_message_would_be_committed",),
     ),
     Mutant(
         IMMEDIATE,
@@ -106,7 +106,7 @@ MUTANTS = (
         "testing/immediately.py",
         "            if using in self._pending:\n",
         "            if False:\n",
-        ("tests/test_testing.py::test_a_handler_runs_when_its_message_would_be_committed",),
+        ("tests/testing/test_testing.py::test_a_handler_runs_when_its_message_would_be_committed",),
     ),
     Mutant(
         IMMEDIATE,
@@ -114,7 +114,7 @@ MUTANTS = (
         "testing/immediately.py",
         "        if self._is_draining or not _shows(using):\n",
         "        if not _shows(using):\n",
-        ("tests/test_testing.py::test_what_a_handler_publishes_is_handled_too",),
+        ("tests/testing/test_testing.py::test_what_a_handler_publishes_is_handled_too",),
     ),
     Mutant(
         MOVED,
@@ -122,7 +122,7 @@ MUTANTS = (
         "testing/clock.py",
         '                waiting.update(read_after=F("read_after") - step)\n',
         "                pass\n",
-        ("tests/test_testing.py::test_delays_end_messages_expire_and_leases_lapse",),
+        ("tests/testing/test_testing.py::test_delays_end_messages_expire_and_leases_lapse",),
     ),
     Mutant(
         MOVED,
@@ -130,7 +130,7 @@ MUTANTS = (
         "testing/clock.py",
         "            if names and model is not QueueMinute:\n",
         "            if model is MessageQueueItem:\n",
-        ("tests/test_testing.py::test_queues_fall_idle_owners_are_missed_tombstones_are_forgotten",),
+        ("tests/testing/test_testing.py::test_queues_fall_idle_owners_are_missed_tombstones_are_forgotten",),
     ),
     Mutant(
         MOVED,
@@ -138,7 +138,7 @@ MUTANTS = (
         "testing/clock.py",
         ".filter(read_after__lt=PARKED)",
         ".filter(read_after__isnull=False)",
-        ("tests/test_testing.py::test_what_is_parked_stays_parked",),
+        ("tests/testing/test_testing.py::test_what_is_parked_stays_parked",),
     ),
     Mutant(
         MOVED,
@@ -146,7 +146,7 @@ MUTANTS = (
         "testing/clock.py",
         "    services.age_beliefs(seconds)\n",
         "",
-        ("tests/test_testing.py::test_what_the_process_believes_grows_older",),
+        ("tests/testing/test_testing.py::test_what_the_process_believes_grows_older",),
     ),
     Mutant(
         FAULTS,
@@ -154,7 +154,7 @@ MUTANTS = (
         "testing/clock.py",
         "        pk=message.id, lease_token=message.token\n",
         "        pk=message.id\n",
-        ("tests/test_testing.py::test_a_lease_that_is_lost_cannot_lapse",),
+        ("tests/testing/test_testing.py::test_a_lease_that_is_lost_cannot_lapse",),
     ),
     Mutant(
         FAULTS,
@@ -162,7 +162,7 @@ MUTANTS = (
         "testing/faults.py",
         "    if not reaping.reap_queue(name, idle_for, alias):\n",
         "    if not reaping.reap_queue(name, idle_for, alias) and False:\n",
-        ("tests/test_testing.py::test_a_queue_is_reaped_on_demand",),
+        ("tests/testing/test_testing.py::test_a_queue_is_reaped_on_demand",),
     ),
     Mutant(
         FAULTS,
@@ -170,7 +170,7 @@ MUTANTS = (
         "testing/faults.py",
         '        mock.patch.object(services, "_notify_topic", lose_topics),\n',
         "",
-        ("tests/test_testing.py::test_a_lost_wake_up_is_told_and_not_sent",),
+        ("tests/testing/test_testing.py::test_a_lost_wake_up_is_told_and_not_sent",),
     ),
     Mutant(
         PYTEST,
@@ -178,6 +178,6 @@ MUTANTS = (
         "testing/verbs.py",
         "        self.since = mark(using)\n",
         "        self.since = 0\n",
-        ("tests/test_pytest_plugin.py::test_the_fixtures_do_what_they_say",),
+        ("tests/testing/test_pytest_plugin.py::test_the_fixtures_do_what_they_say",),
     ),
 )

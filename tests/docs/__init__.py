@@ -1,0 +1,1 @@
+"""The documentation: pages, README, reference, pictures."""

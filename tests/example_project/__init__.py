@@ -1,0 +1,1 @@
+"""The example project: demo, live page."""

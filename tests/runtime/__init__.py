@@ -1,0 +1,1 @@
+"""Connections, loops, the listener."""

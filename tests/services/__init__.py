@@ -1,0 +1,1 @@
+"""The statements, and the functions that run them."""

@@ -1,0 +1,1 @@
+"""Live subscribers of topics."""
