@@ -10,7 +10,7 @@ from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 
 from django_pgqueue import Message, Queue
-from django_pgqueue.consumer import consumer
+from django_pgqueue.consumer import claimer
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.queue_internals import make_handler
@@ -37,7 +37,7 @@ PROMPT = 20.0
 def no_polling(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No polls in time, not even while nothing is listening."""
     settings.PGQUEUE = NO_POLLING
-    monkeypatch.setattr(consumer, "POLL_INTERVAL_UNHEARD", 60.0)
+    monkeypatch.setattr(claimer, "POLL_INTERVAL_UNHEARD", 60.0)
 
 
 # --- B27: a wake-up is lost while (re)connecting ---
