@@ -329,7 +329,7 @@ MUTANTS = (
         '        "delay": outgoing.delay,\n',
         (
             '        "delay": outgoing.delay'
-            ' and outgoing.delay + (t := __import__("time")).time() - t.clock_gettime(t.CLOCK_REALTIME),\n'
+            ' and outgoing.delay + (lambda t: t.time() - t.clock_gettime(t.CLOCK_REALTIME))(__import__("time")),\n'
         ),
         ("tests/cases/test_transaction_cases.py",),
     ),
@@ -340,7 +340,7 @@ MUTANTS = (
         "session.run(using, IDLE_QUEUES, idle_for=idle_for)",
         (
             "session.run(using, IDLE_QUEUES,"
-            ' idle_for=idle_for + (t := __import__("time")).clock_gettime(t.CLOCK_REALTIME) - t.time())'
+            ' idle_for=idle_for + (lambda t: t.clock_gettime(t.CLOCK_REALTIME) - t.time())(__import__("time")))'
         ),
         ("tests/cases/test_transaction_cases.py",),
     ),
