@@ -32,7 +32,7 @@ MUTANTS = (
         CELERY,
         "a worker claims more than its prefetch",
         "celery_transport/channel.py",
-        "        return most - sum(len(feed.held) for feed in list(self.feeds.values()))\n",
+        "        return most - sum(len(consumer.held) for consumer in list(self.consumers.values()))\n",
         "        return most\n",
         (
             "tests/celery_transport/test_celery_transport.py::test_a_worker_holds_what_its_prefetch_allows_and_gives_it_back",
@@ -60,8 +60,8 @@ MUTANTS = (
         CELERY,
         "a refused task is done",
         "celery_transport/channel.py",
-        'lambda feed, held: Outcome("reject", "rejected")',
-        "lambda feed, held: ACK",
+        'return Settlement(Outcome.REJECT, "rejected")',
+        "return ACK",
         (
             "tests/celery_transport/test_celery_transport.py::test_a_task_that_kills_its_process_and_one_that_is_refused_are_dead_letters",
         ),
@@ -70,7 +70,7 @@ MUTANTS = (
         CELERY,
         "a requeued task does not count",
         "celery_transport/channel.py",
-        'return Outcome("nack", "requeued by its worker", feed.queue.retry_delay(held.message))',
+        'return Settlement(Outcome.NACK, "requeued by its worker", consumer.queue.retry_delay(held.message))',
         "return RELEASE",
         (
             "tests/celery_transport/test_celery_transport.py::test_a_task_that_kills_its_process_and_one_that_is_refused_are_dead_letters",

@@ -4,7 +4,6 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.promises import (
     ALL_OR_NONE,
     CAUSE,
-    CAUSE_2,
     CLOCK,
     COUNTED,
     DELIVERED_AGAIN,
@@ -35,6 +34,8 @@ from tests.mutants.promises import (
     PUBLISHED,
     RATED,
     RELAXED,
+    RETURNED,
+    SHORT,
     SPARES,
     TIMES,
     TOLD,
@@ -326,7 +327,10 @@ MUTANTS = (
         "a delay is computed from the application's clock",
         "services/publishing.py",
         '        "delay": outgoing.delay,\n',
-        '        "delay": outgoing.delay and outgoing.delay + time.time() - time.clock_gettime(time.CLOCK_REALTIME),\n',
+        (
+            '        "delay": outgoing.delay'
+            ' and outgoing.delay + (lambda t: t.time() - t.clock_gettime(t.CLOCK_REALTIME))(__import__("time")),\n'
+        ),
         ("tests/cases/test_transaction_cases.py",),
     ),
     Mutant(
@@ -334,7 +338,10 @@ MUTANTS = (
         "idleness is computed from the application's clock",
         "services/reaping.py",
         "session.run(using, IDLE_QUEUES, idle_for=idle_for)",
-        "session.run(using, IDLE_QUEUES, idle_for=idle_for + time.clock_gettime(time.CLOCK_REALTIME) - time.time())",
+        (
+            "session.run(using, IDLE_QUEUES,"
+            ' idle_for=idle_for + (lambda t: t.clock_gettime(t.CLOCK_REALTIME) - t.time())(__import__("time")))'
+        ),
         ("tests/cases/test_transaction_cases.py",),
     ),
     Mutant(
@@ -633,7 +640,7 @@ MUTANTS = (
         ("tests/services/test_purge.py::test_what_comes_in_meanwhile_stays",),
     ),
     Mutant(
-        CAUSE_2,
+        RETURNED,
         "the reaper leaves no tombstone",
         "services/reaping.py",
         "SELECT name, 'reaped' FROM gone\n",
@@ -641,7 +648,7 @@ MUTANTS = (
         ("tests/services/test_events.py::test_a_reaped_queue_is_revived",),
     ),
     Mutant(
-        CAUSE_2,
+        RETURNED,
         "a committed publish fails for its event",
         "services/declaring.py",
         ("        if not connection.get_autocommit():\n            raise\n        # The queue, and a message"),
@@ -649,7 +656,7 @@ MUTANTS = (
         ("tests/services/test_events.py::test_a_committed_heal_whose_event_cannot_be_recorded_is_no_failure",),
     ),
     Mutant(
-        CAUSE_2,
+        RETURNED,
         "a rolled-back heal is told",
         "services/declaring.py",
         ("    session.once_committed(tell, using)\n\n\ndef _bind_declared"),
@@ -734,7 +741,7 @@ MUTANTS = (
         ("tests/consumer/test_low_water.py::test_due_messages_are_not_hidden",),
     ),
     Mutant(
-        "claims stay short while a session holds vacuum back",
+        SHORT,
         "the walk starts at the head whatever the mark is",
         "services/claiming.py",
         "          AND id > %(above)s\n",
@@ -970,6 +977,14 @@ MUTANTS = (
             "        rows: list[tuple[Any, ...]] = cursor.fetchall()\n"
         ),
         ("tests/testing/test_testing.py::test_noting_and_asking_runs_no_query_that_a_test_counts",),
+    ),
+    Mutant(
+        FRESH,
+        "a rolled-back declaration is believed",
+        "services/beliefs.py",
+        ("        if connection.get_autocommit():\n            key = self.key_of(connection, name)\n"),
+        ("        if True:\n            key = self.key_of(connection, name)\n"),
+        ("tests/testing/test_testing.py::FirstTests",),
     ),
     Mutant(
         FRESH,
