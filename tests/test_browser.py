@@ -53,7 +53,7 @@ def test_dead_letters_are_found_read_and_redriven(operator: Browser) -> None:
         def find_and_redrive(page: Page) -> None:
             page.goto(f"{operator.url}{LIST}")
             page.click("text=payments >> nth=0")
-            page.click("text=Its dead letters")
+            page.click(".pgqueue-links >> text=Dead letters")
             page.click("#result_list tbody th a")
             expect(page.locator(".pgqueue-json").first).to_contain_text("4711")
             expect(page.locator(".pgqueue-failures")).to_contain_text("card declined")
