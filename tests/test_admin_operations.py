@@ -434,7 +434,7 @@ def test_a_list_that_takes_too_long_is_given_up(viewer: Client, monkeypatch: pyt
         )
         try:
             answer = viewer.get(reverse(ITEMS))
-            assert answer.status_code == 200 and "was given up" in told(answer)[0]
+            assert answer.status_code == 200 and "was cancelled" in told(answer)[0]
             assert answer.context["cl"].result_list == []
         finally:
             cursor.execute(
