@@ -142,10 +142,10 @@ def _examine_letters(using: str, limits: Limits) -> Iterator[CheckMessage]:
     found = diagnosing.recent_letters(limits.letters, using)
     history = minutes.letter_history(list(found), limits.letters, using)
     for name, seen in found.items():
-        told = history.get(name, LetterHistory(0, 0, 0.0))
-        count = max(seen, told.recent)
-        is_known = told.seconds >= limits.letters
-        before = told.before / (told.seconds / limits.letters) if is_known else 0.0
+        reported = history.get(name, LetterHistory(0, 0, 0.0))
+        count = max(seen, reported.recent)
+        is_known = reported.seconds >= limits.letters
+        before = reported.before / (reported.seconds / limits.letters) if is_known else 0.0
         if count <= limits.letters_ratio * before:
             continue
         number = f"At least {count}" if count == seen >= diagnosing.SAMPLE_SIZE else str(count)

@@ -272,11 +272,11 @@ class TaskAttempt:
     def _note_error(self) -> None:
         assert self.error is not None
         kind = type(self.error)
-        told = {
+        entry = {
             "exception_class_path": f"{kind.__module__}.{kind.__qualname__}",
             "traceback": dead_letters.storable("".join(format_exception(self.error))[-MAX_TRACEBACK_CHARS:]),
         }
-        errors = [*json.loads(self.run.errors), told][-MAX_ERRORS:]
+        errors = [*json.loads(self.run.errors), entry][-MAX_ERRORS:]
         self.run.errors = json.dumps(errors)
         if self.result is not None:
             set_on(self.result, errors=[TaskError(**error) for error in errors], _return_value=None)

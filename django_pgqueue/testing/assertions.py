@@ -87,9 +87,9 @@ def _summary(name: str, count: int | None, found: int, asked: Mapping[str, Any])
 def _listing(name: str, there: Sequence[Published], everything: Sequence[Published]) -> list[str]:
     lines = [f"published to {name!r}: {len(there)}"]
     for message in there[:MAX_LISTED]:
-        told = {"payload": message.payload, "headers": message.headers, "delay": message.delay, "ttl": message.ttl}
+        values = {"payload": message.payload, "headers": message.headers, "delay": message.delay, "ttl": message.ttl}
         lines.append(
-            f"    #{message.id} {_shown({key: value for key, value in told.items() if value or key == 'payload'})}"
+            f"    #{message.id} {_shown({key: value for key, value in values.items() if value or key == 'payload'})}"
         )
     if len(there) > MAX_LISTED:
         lines.append(f"    and {len(there) - MAX_LISTED} more")

@@ -228,17 +228,17 @@ def _watched(handler: Handler, end: End) -> Handler:
 
 
 def _watched_tasks(handler: Handler, end: End) -> Handler:
-    def tell(message: Message, attempt: Attempt | None) -> Attempt | None:
+    def report(message: Message, attempt: Attempt | None) -> Attempt | None:
         if attempt is not None:
             end([message], {} if attempt.error is None else {message.id: attempt.error})
         return attempt
 
     async def handle_async(message: Message) -> Attempt | None:
         assert handler.async_function is not None
-        return tell(message, await handler.async_function(message))
+        return report(message, await handler.async_function(message))
 
     return replace(
-        handler, function=lambda message: tell(message, handler.function(message)), async_function=handle_async
+        handler, function=lambda message: report(message, handler.function(message)), async_function=handle_async
     )
 
 

@@ -2,7 +2,7 @@
 A journal of published messages, including those that have been handled since.
 
 Handled messages are deleted from the tables. The journal therefore records the messages that this process publishes,
-with the transaction that wrote each one and the table's file at that time. The database then tells which entries are
+with the transaction that wrote each one and the table's file at that time. The database then decides which entries are
 valid: an entry is invalid if its transaction or savepoint was rolled back, or if the table was truncated since.
 """
 
@@ -38,7 +38,7 @@ class Published:
 
 
 class Entry(NamedTuple):
-    """A message that this process published, with what is needed to tell whether it is still valid."""
+    """A message that this process published, with the data that shows whether it is still valid."""
 
     message: Published
     using: str
@@ -186,16 +186,16 @@ def _note(using: str, ids: Sequence[int], guess: Callable[[], Sequence[Published
 
 def _note_publish(call: dict[str, Any], id: int) -> None:
     outgoing = call["outgoing"]
-    told = {"delay": outgoing.delay, "expires_in": outgoing.expires_in, "headers": outgoing.headers}
+    options = {"delay": outgoing.delay, "expires_in": outgoing.expires_in, "headers": outgoing.headers}
     name = call["declaration"].name
-    _note(call["using"], [id], lambda: _guess([id], [name], [decode(outgoing.payload)], **told))
+    _note(call["using"], [id], lambda: _guess([id], [name], [decode(outgoing.payload)], **options))
 
 
 def _note_publish_many(call: dict[str, Any], ids: list[int]) -> None:
     def guess() -> list[Published]:
         payloads = [payload for chunk in call["chunks"] for payload in decode(chunk)]
-        told = {key: call[key] for key in ("headers", "delay", "expires_in")}
-        return _guess(ids, [call["declaration"].name] * len(ids), payloads, **told)
+        options = {key: call[key] for key in ("headers", "delay", "expires_in")}
+        return _guess(ids, [call["declaration"].name] * len(ids), payloads, **options)
 
     _note(call["using"], ids, guess)
 
