@@ -93,7 +93,7 @@ def test_the_reaper_is_previewed_and_run(operator: Browser) -> None:
         page.click("text=Reap now")
         expect(page.locator(".pgqueue-preview")).to_contain_text("idle")
         page.click("input[value='Reap now']")
-        expect(page.locator(".messagelist")).to_contain_text("Reaped 1 queues")
+        expect(page.locator(".messagelist")).to_contain_text("Queues deleted: 1.")
 
     operator.do(reap)
     assert not MessageQueue.objects.filter(name="idle").exists()
