@@ -142,8 +142,8 @@ OPERATIONS = {
     "publish": Operation("Publish a message", "It will be handled like any other message.", _publish, PublishForm),
     "purge": Operation(
         "Purge",
-        "All messages that wait in this queue are permanently deleted, including delayed messages and dead letters that"
-        " are stored in it. Messages that a consumer holds are kept.",
+        "Messages that wait in this queue are permanently deleted, including delayed messages and dead letters that are"
+        " stored in it. Messages that a consumer holds are kept.",
         _purge,
         PurgeForm,
         is_destructive=True,

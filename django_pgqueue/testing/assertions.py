@@ -12,7 +12,7 @@ from django_pgqueue.queues import Queue
 from django_pgqueue.testing.journal import Published, published
 from django_pgqueue.testing.names import alias_of, name_of
 
-# Of a failure.
+# In the text of a failed assertion.
 MAX_LISTED = 10
 MAX_SHOWN_CHARS = 300
 
