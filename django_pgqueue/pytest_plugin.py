@@ -1,8 +1,8 @@
 """
-Fixtures for pytest, found by its entry point. They stand on those of pytest-django.
+Fixtures for pytest, which finds them by an entry point. They use the fixtures of pytest-django.
 
-Loaded in every run of pytest in the environment, before there are settings: nothing here looks at any until a fixture
-is used.
+This module is loaded in every run of pytest in the environment, before settings are configured. It does not access
+settings until a fixture is used.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 @pytest.fixture
 def pgqueue(db: None) -> Verbs:
     """
-    Give all of ``django_pgqueue.testing`` as one object: ``pgqueue.drain(orders)``.
+    Return the functions of ``django_pgqueue.testing`` as one object: ``pgqueue.drain(orders)``.
 
-    What was published counts from the test's beginning. Uses the fixture ``db``, or ``transactional_db`` where the
-    test or a mark asks for it.
+    Only messages published since the start of the test are considered. Uses the fixture ``db``, or
+    ``transactional_db`` if the test or a mark requests it.
     """
     from django_pgqueue.testing.verbs import Verbs
 
@@ -33,7 +33,7 @@ def pgqueue(db: None) -> Verbs:
 
 @pytest.fixture
 def captured_messages(db: None) -> Iterator[Captured]:
-    """Give what the test publishes, to any queue, in order: see ``capture_published()``."""
+    """Capture the messages that the test publishes, to any queue, in order. See ``capture_published()``."""
     from django_pgqueue.testing import capture_published
 
     with capture_published() as captured:
@@ -43,9 +43,10 @@ def captured_messages(db: None) -> Iterator[Captured]:
 @pytest.fixture
 def live_consumer(transactional_db: None) -> Iterator[Callable[..., LiveConsumer]]:
     """
-    Start a real consumer in threads: ``consumer = live_consumer(orders)``. It is stopped at the end of the test.
+    Return a function that starts a real consumer in threads: ``consumer = live_consumer(orders)``.
 
-    Arguments as ``django_pgqueue.testing.live_consumer()``. The test commits, and is flushed at its end.
+    The consumer is stopped at the end of the test. The arguments are those of
+    ``django_pgqueue.testing.live_consumer()``. The test commits, and the database is flushed at its end.
     """
     from django_pgqueue import testing
 

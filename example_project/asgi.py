@@ -8,5 +8,5 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
 
 application = get_asgi_application()
 if settings.DEBUG:
-    # What runserver does by itself. Elsewhere the web server in front serves static files.
+    # runserver does the same. In production, a web server in front serves static files.
     application = ASGIStaticFilesHandler(application)

@@ -1,7 +1,7 @@
 """
 Settings of the example project, read from the environment.
 
-`DATABASE_URL` is required; `manage.py` supplies that of the development server.
+`DATABASE_URL` is required. `manage.py` sets it to the URL of the development server.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ env = environ.Env(
 )
 
 DEBUG = env("DEBUG")
-# The default is no secret: without DEBUG there has to be a real one.
+# The default is not secret. Without DEBUG, the environment must provide a real key.
 SECRET_KEY = env("SECRET_KEY", default="only-for-development") if DEBUG else env("SECRET_KEY")
 ALLOWED_HOSTS = env("ALLOWED_HOSTS")
 
@@ -62,15 +62,15 @@ TEMPLATES = [
 ]
 
 database = env.db("DATABASE_URL")
-# The folder of a unix socket comes as a parameter of the URL; Django's own tools, such as
-# dbshell, look for it in HOST.
+# The folder of a unix socket is a parameter of the URL. Django's own tools, such as dbshell,
+# expect it in HOST.
 database["HOST"] = database.get("OPTIONS", {}).pop("host", database["HOST"])
 DATABASES = {"default": database}
 
-# Overrides of the queue's settings, as a JSON object.
+# Settings of the queue, as a JSON object.
 PGQUEUE = env.json("PGQUEUE_SETTINGS", default={})
 
-# Seconds of silence after which the live page's stream says that it is still there.
+# Seconds without an event after which the live page's stream sends a comment.
 LIVE_HEARTBEAT = env.float("LIVE_HEARTBEAT", default=15)
 
 TASKS = {

@@ -1,8 +1,8 @@
 """
-The tables in Django's admin: what is in the queues, and what an operator does to them.
+The tables in Django's admin: the content of the queues, and the operations on them.
 
-Nothing is edited in a form: queues are declared and messages published by the library. What can be done
-(``operations.py``) goes through it as well, asks for a permission, and stands in the admin's log.
+Rows cannot be edited in forms: the library declares queues and publishes messages. The operations
+(``operations.py``) use the library too. They require a permission and are recorded in the admin's log.
 """
 
 from django_pgqueue.admin.base import UncountedPaginator

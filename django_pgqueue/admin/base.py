@@ -1,4 +1,4 @@
-"""What the pages share: read-only, on the queues' database, without COUNT(*)."""
+"""Base classes of the pages: read-only, on the queues' database, without COUNT(*)."""
 
 from typing import Any
 
@@ -12,25 +12,24 @@ from django_pgqueue.conf import database_alias
 
 
 class UncountedPaginator(Paginator):  # type: ignore[type-arg]  # not generic at run time
-    """Pages without COUNT(*): it looks for rows only up to a limit."""
+    """A paginator without COUNT(*): it counts rows only up to ``max_rows``."""
 
-    # Beyond this a page by offset would read too much; look for the message by id instead.
-    most = 10_000
+    # A page at a larger offset would read too many rows.
+    max_rows = 10_000
 
     @cached_property
     def count(self) -> int:
-        # A bounded probe instead of a count: how many rows are there, up to the limit.
         rows: Any = self.object_list
-        return len(rows.order_by().values_list("pk", flat=True)[: self.most])
+        return len(rows.order_by().values_list("pk", flat=True)[: self.max_rows])
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
     actions: tuple[str, ...] | None = None
-    # They are counted with COUNT(*).
+    # Facets use COUNT(*).
     show_facets = admin.ShowFacets.NEVER
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        # Where the queues are: a router may send reads to a replica that lags behind.
+        # Not through a router, which may send reads to a replica that lags behind.
         return super().get_queryset(request).using(database_alias())
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -44,5 +43,9 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic 
 
 
 def may_operate(request: HttpRequest) -> bool:
-    """Tell whether the user may pause, redrive, purge: whoever may change queues, which nobody does in a form."""
+    """
+    Return whether the user may operate queues: pause, resume, redrive, publish, purge, reap.
+
+    The "change" permission of queues grants this. No form uses it to change a queue.
+    """
     return bool(request.user.has_perm("django_pgqueue.change_messagequeue"))

@@ -1,4 +1,4 @@
-"""A queue's last hour as a small picture: SVG without a script, in the colours of the admin's theme."""
+"""A small chart of a queue's last hour: SVG without a script, in the colors of the admin's theme."""
 
 from collections.abc import Mapping
 
@@ -8,15 +8,15 @@ from django.utils.safestring import SafeString, mark_safe
 from django_pgqueue.monitoring.queue_numbers import MINUTES, Numbers, told_minutes
 
 WIDTH, HEIGHT = 90, 24
-BAR = WIDTH / MINUTES
+BAR_WIDTH = WIDTH / MINUTES
 
 
 def chart(numbers: Numbers) -> SafeString:
     """
-    Return a picture of the last hour.
+    Return a chart of the last hour, or "-" if nothing happened.
 
-    A bar for each minute: what was handled, and above it what failed or was given up. A line: what was published, up
-    to the last minute of which consumers have told.
+    Each minute has a bar for the handled messages and, above it, one for those that failed or were dead-lettered. A
+    line shows the published messages, up to the last minute that consumers have reported.
     """
     minutes = numbers.minutes
     published = {ago: count for ago, count in numbers.published.items() if ago >= told_minutes()}
@@ -49,20 +49,20 @@ def _label(numbers: Numbers, highest: int) -> str:
     bad = sum(each.failed + each.dead_lettered for each in numbers.minutes)
     return (
         f"In the last hour {least}{published:,} published, {handled:,} handled, {bad:,} failed;"
-        f" the top is {highest:,} a minute"
+        f" peak: {highest:,} a minute"
     )
 
 
 def _bar(ago: int, above: float, height: float) -> str:
-    """Return the outline of a bar that stands ``above`` the ground. Nothing for one without a height."""
+    """Return the outline of a bar that starts ``above`` the base line, or an empty string if its height is 0."""
     if not height:
         return ""
-    return f"M{WIDTH - (ago + 1) * BAR:g} {HEIGHT - above:.4g}v-{height:.4g}h{BAR * 0.8:g}v{height:.4g}z"
+    return f"M{WIDTH - (ago + 1) * BAR_WIDTH:g} {HEIGHT - above:.4g}v-{height:.4g}h{BAR_WIDTH * 0.8:g}v{height:.4g}z"
 
 
 def _line(published: Mapping[int, int], scale: float) -> str:
-    """Return a line with a step for each minute. Nothing where nothing was published."""
+    """Return a line with a step for each minute, or an empty string if nothing was published."""
     if not published:
         return ""
     steps = [HEIGHT - published.get(ago, 0) * scale for ago in range(MINUTES - 1, told_minutes() - 1, -1)]
-    return f"M0 {steps[0]:.4g}" + "".join(f"V{step:.4g}h{BAR:g}" for step in steps)
+    return f"M0 {steps[0]:.4g}" + "".join(f"V{step:.4g}h{BAR_WIDTH:g}" for step in steps)

@@ -1,7 +1,7 @@
 """
-Pages of messages that are found by a key, that of the row before or behind them.
+Keyset pagination of messages: a page is found by the key of the row just before or just after it.
 
-Each costs the same, however deep it is, and messages that come and go meanwhile shift none of them.
+All pages cost the same, however deep they are. Messages that are added or deleted meanwhile do not shift them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_ID = 2**63 - 1
 
 
 class Key(NamedTuple):
-    """Where a row stands. ``due`` is its due time, as text of the database's: of any time that there is."""
+    """The position of a row. ``due`` is its due time as PostgreSQL's text, which can hold any timestamp."""
 
     id: int
     due: str | None = None
@@ -33,7 +33,7 @@ class Order:
     """
     An order of messages: by id, or ``by_due`` along a queue's claim index.
 
-    By due time those without one come last, or first where it is ``descending``.
+    By due time, messages without one come last, or first if the order is ``descending``.
     """
 
     by_due: bool
@@ -41,7 +41,7 @@ class Order:
 
     @classmethod
     def of(cls, ordering: Sequence[Any]) -> Order:
-        """Return the order that an ordering begins with: a text for the id, or an expression for the due time."""
+        """Return the order for an ordering, whose first item is a string (the id) or an expression (the due time)."""
         first = ordering[0]
         if isinstance(first, str):
             return cls(by_due=False, descending=first.startswith("-"))
@@ -52,11 +52,11 @@ class Order:
         return Order(self.by_due, not self.descending)
 
     def text(self, key: Key) -> str:
-        """Return a key as it stands in a URL."""
+        """Return a key as it is written in a URL."""
         return f"{key.due or ''}_{key.id}" if self.by_due else str(key.id)
 
     def parse(self, text: str) -> Key:
-        """Return the key of a URL. Raises ``ValueError`` for what is none, or one of another order."""
+        """Return the key that a URL contains. Raises ``ValueError`` if it is no key, or a key of another order."""
         found = re.fullmatch(r"([\w :.+-]{0,40})_(\d{1,19})" if self.by_due else r"()(\d{1,19})", text, re.ASCII)
         if found is None or int(found[2]) > MAX_ID:
             raise ValueError(f"not a key: {text!r:.80}")
@@ -64,10 +64,10 @@ class Order:
 
     def rows(self, queryset: QuerySet[Any], key: Key | None, limit: int) -> list[Any]:
         """
-        Return up to ``limit`` rows behind a key (None: the first ones).
+        Return up to ``limit`` rows after a key (None: the first rows).
 
-        By due time these are two walks: as one statement, what is behind the key would be no range of the index.
-        Raises ``django.db.DataError`` where the key's time is none.
+        By due time this takes two queries: in a single one, the rows after the key would not be a range of the index.
+        Raises ``django.db.DataError`` if the key's due time is not a timestamp.
         """
         queryset = queryset.annotate(due_text=Cast("read_after", TextField()))
         found: dict[int, Any] = {}
@@ -75,14 +75,14 @@ class Order:
             walk = queryset if is_due is None else queryset.filter(read_after__isnull=not is_due)
             if key is not None and (is_due is None or is_due == (key.due is not None)):
                 walk = walk.filter(self._behind(key))
-            # A message that is given back between the two walks stands in both.
+            # A message that is released between the two queries is in both.
             found |= {row.pk: row for row in walk.order_by(*self._terms())[: limit - len(found)] if row.pk not in found}
             if len(found) == limit:
                 break
         return list(found.values())
 
     def _walks(self, key: Key | None) -> list[bool | None]:
-        """Return the walks from a key on: of what has a due time, and of what has none. One of None: by id."""
+        """Return the queries after a key: whether each is for messages with a due time (None: one query, by id)."""
         if not self.by_due:
             return [None]
         walks: list[bool | None] = [False, True] if self.descending else [True, False]
@@ -90,7 +90,7 @@ class Order:
 
     def _terms(self) -> list[str]:
         sign = "-" if self.descending else ""
-        # The due time also where all have none: without it the planner does not see that the index is in this order.
+        # The due time is named even where it is always NULL. Otherwise the planner does not recognize the index order.
         return [f"{sign}read_after", f"{sign}id"] if self.by_due else [f"{sign}id"]
 
     def _behind(self, key: Key) -> Any:
@@ -101,14 +101,14 @@ class Order:
 
 
 class Row(Func):
-    """Several values as one, that is compared as a whole."""
+    """A row value: several values that are compared as a whole."""
 
     function = "ROW"
     output_field = TextField()
 
 
 class Behind(Func):
-    """A comparison of two rows."""
+    """A comparison of two row values."""
 
     template = "%(expressions)s"
     output_field = BooleanField()

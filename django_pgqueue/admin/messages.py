@@ -1,4 +1,4 @@
-"""The messages: lists that read no payload and end in time, and a page for each."""
+"""The pages of messages. The lists read no payloads, and their queries have a time limit."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from django_pgqueue.models import MessageQueue, MessageQueueItem, QueueConsumer
 from django_pgqueue.services import session, settling
 from django_pgqueue.services.counting import DEPTH_STATES
 
-# A list that takes longer than so many milliseconds is given up, and says so.
+# Seconds. The list shows a warning instead of messages when it takes longer.
 STATEMENT_TIMEOUT = 2.0
-# So many messages at the head of a queue are looked at for those that are leased.
+# Leased messages are searched among the first messages of a queue only.
 SCAN_LIMIT = 5_000
-# Characters of a payload, of headers, of a reason that a page shows.
+# Of a payload, and of headers.
 MAX_SHOWN_CHARS = 20_000
 
 STATES = (*DEPTH_STATES, "orphaned")
 
 
 class NameFilter(admin.SimpleListFilter):
-    """A filter by a name that is typed, since there may be thousands."""
+    """A filter with a text field for the name, because there may be thousands of names."""
 
     template = "admin/django_pgqueue/messagequeueitem/name_filter.html"
     column: str
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
-        # Without any, Django leaves the filter out.
+        # Django omits a filter without lookups.
         return [("", "")]
 
     def choices(self, changelist: Any) -> Iterator[Any]:
-        # What else is chosen, for the form to keep.
+        # The form keeps the other filters.
         yield {"others": [pair for pair in changelist.params.items() if pair[0] not in (self.parameter_name, "p")]}
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         name = self.value()
         if not name:
             return queryset
-        # No text of PostgreSQL's has it.
+        # PostgreSQL's text cannot contain NUL.
         return queryset.none() if "\0" in name else queryset.filter(**{self.column: name})
 
 
@@ -61,7 +61,7 @@ class QueueFilter(NameFilter):
 
 
 class DeadFromFilter(NameFilter):
-    title, parameter_name, column = "queue that gave it up", "dead_from", "dead_lettered_from"
+    title, parameter_name, column = "dead-lettered from", "dead_from", "dead_lettered_from"
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -75,26 +75,26 @@ class StateFilter(admin.SimpleListFilter):
             return queryset
         chosen: QuerySet[Any] = getattr(queryset, str(self.value()))()
         if self.value() == "leased" and (queue := request.GET.get("queue")):
-            # Claims take from the head: of a queue of millions all would be read for the few that are held.
+            # Claims take the first messages. Without this limit, the whole queue is read to find a few.
             return chosen.filter(pk__in=_head(queue))
         return chosen
 
 
 def _head(queue: str) -> QuerySet[Any]:
-    """Return the ids at the head of a queue's two walks."""
+    """Return the ids of a queue's first messages, with and without a due time."""
     walks = MessageQueueItem.objects.using(database_alias()).filter(queue=queue)
     due = walks.filter(read_after__isnull=False).order_by("read_after", "id").values("pk")[:SCAN_LIMIT]
     plain = walks.filter(read_after__isnull=True).order_by("id").values("pk")[:SCAN_LIMIT]
     return due.union(plain, all=True)
 
 
-# What a URL says where a page begins, or ends.
+# Query parameters for the key that a page starts after or ends before.
 AFTER, BEFORE = "after", "before"
 NEWER, OLDER = "Newer", "Older"
 
 
 class MessageChangeList(ChangeList):
-    """A page of messages, or none and a word where it would take too long to find them."""
+    """A page of messages. It is empty, with a warning, if the query takes too long."""
 
     order: Order
     first_url: str
@@ -115,7 +115,7 @@ class MessageChangeList(ChangeList):
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         for name in (AFTER, BEFORE):
-            # Not a filter; and with another filter, the first page is shown.
+            # They are not filters, and choosing another filter leads to the first page.
             self.params.pop(name, None)
             self.filter_params.pop(name, None)
         return super().get_queryset(request, exclude_parameters)
@@ -132,7 +132,7 @@ class MessageChangeList(ChangeList):
             if getattr(error.__cause__, "sqlstate", None) != "57014":
                 raise
             text = (
-                f"This took longer than {STATEMENT_TIMEOUT:g} seconds and was given up: choose a queue, or another"
+                f"The query took longer than {STATEMENT_TIMEOUT:g} seconds and was cancelled. Choose a queue or another"
                 " state."
             )
             messages.warning(request, text)
@@ -145,18 +145,18 @@ class MessageChangeList(ChangeList):
         self.paginator = self.model_admin.get_paginator(request, rows, self.list_per_page)  # type: ignore[arg-type]
 
     def _find(self, request: HttpRequest) -> list[Any]:
-        """Return the rows of the page that is asked for, or else of the first one."""
+        """Return the rows of the requested page, or of the first page if that one no longer exists."""
         if self.place:
             try:
                 if rows := self._page(**self.place):
                     return rows
             except (ValueError, DataError):
                 pass
-            messages.info(request, "There is no such page any more: this is the first one.")
+            messages.info(request, "That page no longer exists. This is the first page.")
         return self._page()
 
     def _page(self, after: str | None = None, before: str | None = None) -> list[Any]:
-        """Return the rows behind one key or before another, and know whether there are others."""
+        """Return the rows after one key or before another, and set the links to the neighboring pages."""
         text = before if after is None else after
         key = None if text is None else self.order.parse(text)
         is_backward = key is not None and after is None
@@ -164,7 +164,7 @@ class MessageChangeList(ChangeList):
         using = database_alias()
         with transaction.atomic(using=using):
             session.limit_statements(STATEMENT_TIMEOUT, using)
-            # One more than is shown tells whether there are more.
+            # One row more than is shown, to know whether there is another page.
             found = order.rows(self.queryset, key, self.list_per_page + 1)
             now = session.now(using)
         rows = found[: self.list_per_page]
@@ -197,7 +197,7 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
         "dead_lettered_from",
     )
     list_filter = (QueueFilter, DeadFromFilter, StateFilter)
-    # By any other column, the whole table would be read and sorted for one page.
+    # Sorting by any other column would read the whole table for one page.
     sortable_by = ("id",)
     ordering = ("-id",)
     show_full_result_count = False
@@ -211,7 +211,7 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
             {"fields": ("delivery_count", "lease_expires_at", "holder", "failure_history")},
         ),
         (
-            "Set aside",
+            "Dead letter or orphan",
             {"fields": ("orphaned_from", "dead_lettered_from", "dead_lettered_at", "dead_letter_path")},
         ),
     )
@@ -223,7 +223,8 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
         return MessageChangeList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[MessageQueueItem]:
-        # Payloads may be megabytes, and may be what Python cannot hold: a list shows none, a page a part, as text.
+        # Payloads can be megabytes long, and Python may be unable to hold them. A list shows no payloads. A message's
+        # page shows the beginning as text.
         queryset: QuerySet[Any] = super().get_queryset(request)
         match = request.resolver_match
         if match is not None and str(match.url_name).endswith("_changelist"):
@@ -233,11 +234,15 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
         return page
 
     def get_ordering(self, request: HttpRequest) -> Any:
-        """Go along the claim index where a queue is chosen: by id, a small queue would be looked for among all."""
+        """
+        Follow the claim index if a queue is chosen.
+
+        Ordered by id, the query would search the messages of all queues for those of a small one.
+        """
         if not request.GET.get("queue"):
             return self.ordering
         if request.GET.get("state") == "leased":
-            # At the head.
+            # The first messages: see StateFilter.
             return (F("read_after").asc(nulls_last=True), "id")
         return (F("read_after").desc(nulls_first=True), "-id")
 
@@ -249,7 +254,7 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
 
     @admin.display(description="queue")
     def queue_name(self, row: MessageQueueItem) -> str:
-        return row.queue_id or f"{row.orphaned_from} (gone)"
+        return row.queue_id or f"{row.orphaned_from} (deleted)"
 
     @admin.display(description="queue")
     def queue_link(self, row: MessageQueueItem) -> SafeString | str:
@@ -271,7 +276,7 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
         if row.leased_by is None:
             return "-"
         consumer = QueueConsumer.objects.using(database_alias()).filter(pk=row.leased_by).first()
-        return f"{row.leased_by} ({consumer or 'not running any more, or a claim by hand'})"
+        return f"{row.leased_by} ({consumer or 'no longer running, or a manual claim'})"
 
     @admin.display(description="failures")
     def failure_history(self, row: MessageQueueItem) -> SafeString | str:
@@ -312,7 +317,7 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
         return super().render_change_form(request, context, *args, **kwargs)
 
     def release_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Give a leased message back at once: for a consumer of which one knows that it is gone."""
+        """Release a lease now, for a consumer that is known to have died."""
         if not may_operate(request) or request.method != "POST":
             raise PermissionDenied
         row = self.get_object(request, unquote(object_id))
@@ -320,9 +325,9 @@ class MessageQueueItemAdmin(ReadOnlyAdmin):
             raise Http404
         if row.lease_token is not None and settling.release_lease(row.pk, row.lease_token, database_alias()):
             self.log_change(request, row, "Lease released.")
-            self.message_user(request, "The lease was released: the message is ready.", messages.SUCCESS)
+            self.message_user(request, "The lease was released. The message is ready.", messages.SUCCESS)
         else:
-            self.message_user(request, "The lease had ended by itself, or is another's by now.", messages.WARNING)
+            self.message_user(request, "The lease has already expired, or another consumer holds it.", messages.WARNING)
         return HttpResponseRedirect(reverse("admin:django_pgqueue_messagequeueitem_change", args=[quote(row.pk)]))
 
 

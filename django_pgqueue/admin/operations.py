@@ -1,6 +1,8 @@
 """
-What an operator does to a queue, as pages: each says what it will do, asks, does it through the library,
-tells what came of it, and writes that to the admin's log.
+The operations on a queue.
+
+Each has a page that explains the operation and asks for confirmation. The operation then runs through the library, and
+its outcome is shown to the user and written to the admin's log.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from django_pgqueue.exceptions import PGQueueError
 from django_pgqueue.models import MessageQueue
 from django_pgqueue.queues import Queue
 
-# What one request redrives or purges at the most, so that it ends in time.
+# For one request, so that it does not take too long.
 MAX_MESSAGES = 10_000
-# Seconds that a canary gets: the request waits for it.
+# Seconds that the request waits for a canary.
 CANARY_TIMEOUT = 20.0
 
 
 class OperationForm(forms.Form):
-    """A form that knows its queue."""
+    """A form for one queue."""
 
     def __init__(self, row: MessageQueue, *args: Any, **kwargs: Any) -> None:
         self.row = row
@@ -32,7 +34,7 @@ class OperationForm(forms.Form):
 
 
 class PurgeForm(OperationForm):
-    name = forms.CharField(label="Queue", help_text="Type the name of the queue.", strip=False)
+    name = forms.CharField(label="Queue", help_text="Type the name of the queue to confirm.", strip=False)
     limit = forms.IntegerField(
         min_value=1, max_value=MAX_MESSAGES, initial=MAX_MESSAGES, help_text="At most this many."
     )
@@ -40,16 +42,16 @@ class PurgeForm(OperationForm):
     def clean_name(self) -> str:
         name: str = self.cleaned_data["name"]
         if name != self.row.name:
-            raise ValidationError(f"This is not the name of the queue, {self.row.name!r}.")
+            raise ValidationError(f"This is not the name of the queue {self.row.name!r}.")
         return name
 
 
 class RedriveForm(OperationForm):
     ids = forms.CharField(
-        required=False, help_text="Only these, separated by commas. Empty: all.", widget=forms.TextInput
+        required=False, help_text="Comma-separated message ids. Leave empty for all.", widget=forms.TextInput
     )
     reason = forms.CharField(
-        required=False, strip=False, help_text="Only those with this text in the reason of their last failure."
+        required=False, strip=False, help_text="Only dead letters whose last failure contains this text."
     )
     limit = forms.IntegerField(
         min_value=1, max_value=MAX_MESSAGES, initial=MAX_MESSAGES, help_text="At most this many."
@@ -58,8 +60,8 @@ class RedriveForm(OperationForm):
         min_value=1,
         required=False,
         help_text=(
-            f"So many go first; the others follow if these are settled within {CANARY_TIMEOUT:.0f} seconds and none"
-            " dies again."
+            "Try this many first. The rest follow only if these are handled within"
+            f" {CANARY_TIMEOUT:.0f} seconds and none fails again."
         ),
     )
 
@@ -68,27 +70,27 @@ class RedriveForm(OperationForm):
         try:
             return [int(part) for part in text.split(",")] if text.strip() else None
         except ValueError as error:
-            raise ValidationError("Numbers, separated by commas.") from error
+            raise ValidationError("Enter numbers separated by commas.") from error
 
 
 class PublishForm(OperationForm):
     payload = forms.CharField(widget=forms.Textarea(attrs={"rows": 6, "class": "vLargeTextField"}), help_text="JSON.")
-    delay = forms.FloatField(min_value=0, initial=0, help_text="Seconds until it is due.")
+    delay = forms.FloatField(min_value=0, initial=0, help_text="Seconds until the message is due.")
 
     def clean_payload(self) -> Any:
         try:
             return json.loads(self.cleaned_data["payload"])
         except (ValueError, RecursionError) as error:
-            raise ValidationError(f"This is not JSON: {error}") from error
+            raise ValidationError(f"Enter valid JSON: {error}") from error
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing that can be done to a queue."""
+    """An operation on a queue."""
 
     title: str
     explanation: str
-    #: Does it, with the form's data, and returns what came of it, in words.
+    #: Performs the operation with the form's cleaned data, and returns the outcome as text.
     perform: Callable[[Queue, dict[str, Any]], str]
     form: type[OperationForm] = OperationForm
     is_destructive: bool = False
@@ -126,27 +128,27 @@ def _publish(queue: Queue, data: dict[str, Any]) -> str:
 OPERATIONS = {
     "pause": Operation(
         "Pause",
-        "No consumer claims from the queue until it is resumed. What is being handled ends normally; publishing goes"
-        " on.",
+        "Consumers claim no more messages from this queue until it is resumed. Messages that are already claimed are"
+        " handled, and publishing continues.",
         _pause,
     ),
-    "resume": Operation("Resume", "Consumers claim from the queue again.", _resume),
+    "resume": Operation("Resume", "Consumers claim messages from this queue again.", _resume),
     "redrive": Operation(
         "Redrive",
-        "Dead letters of this queue go back to it, with a fresh count of deliveries and with their history.",
+        "Dead letters of this queue return to it. Their delivery count restarts, and their failure history is kept.",
         _redrive,
         RedriveForm,
     ),
-    "publish": Operation("Publish a message", "It is handled as every other.", _publish, PublishForm),
+    "publish": Operation("Publish a message", "It will be handled like any other message.", _publish, PublishForm),
     "purge": Operation(
         "Purge",
-        "What waits on the queue, delayed messages and dead letters on it included, is deleted for good. What a"
-        " consumer holds stays.",
+        "Messages that wait in this queue are permanently deleted, including delayed messages and dead letters that are"
+        " stored in it. Messages that a consumer holds are kept.",
         _purge,
         PurgeForm,
         is_destructive=True,
     ),
 }
 
-# What the library refuses, in words that are fit for the page.
+# The library's errors whose text can be shown to the user.
 REFUSALS = (PGQueueError, ValueError, RuntimeError)

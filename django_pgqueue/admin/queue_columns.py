@@ -1,4 +1,4 @@
-"""What the pages show of a queue: the columns of the list, of rows that carry their numbers."""
+"""The columns of the list of queues, computed from the numbers attached to each row."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from django_pgqueue.admin.charts import chart
 from django_pgqueue.durations import NONE, duration
 from django_pgqueue.monitoring.queue_numbers import Numbers, Rate, at_least, is_cut
 
-# What a queue that was made again was gone for.
-HEALS = ("revived", "vanished")
+HEAL_CAUSES = ("revived", "vanished")
 
-# Columns that the page of one queue shows as well, with their labels there.
+# The columns that the page of one queue also shows, with their labels.
 NUMBERS = (
     ("published", "Published"),
     ("handled", "Handled"),
@@ -30,7 +29,7 @@ NUMBERS = (
 
 
 class QueueColumns:
-    """The columns."""
+    """The columns, as methods of the admin class."""
 
     @admin.display(description="state")
     def condition(self, row: Any) -> SafeString:
@@ -68,7 +67,7 @@ class QueueColumns:
     @admin.display(description="published")
     def published(self, row: Any) -> SafeString | str:
         rate: Rate = row.numbers.publish_rate
-        return format_html('<span title="At least so many.">{}</span>', rate) if rate.is_at_least else str(rate)
+        return format_html('<span title="At least this many.">{}</span>', rate) if rate.is_at_least else str(rate)
 
     @admin.display(description="handled")
     def handled(self, row: Any) -> str:
@@ -80,7 +79,7 @@ class QueueColumns:
 
 
 def conditions(row: Any) -> list[tuple[str, str]]:
-    """Return what is special about a queue: a CSS class and words for each."""
+    """Return a queue's special conditions, each as a CSS class and a text."""
     found = []
     if row.paused_at is not None:
         found.append(("paused", "paused"))
@@ -91,7 +90,8 @@ def conditions(row: Any) -> list[tuple[str, str]]:
         found.append(("auto-deleted", _reapable(row)))
     if orphans := row.numbers.orphans.messages:
         found.append(("orphans", f"{at_least(orphans, more=is_cut(orphans))} orphans"))
-    found += [(kind, f"{row.numbers.events[kind]} {kind} in a day") for kind in HEALS if kind in row.numbers.events]
+    events = row.numbers.events
+    found += [(cause, f"{events[cause]} {cause} in the last day") for cause in HEAL_CAUSES if cause in events]
     return found
 
 

@@ -1,4 +1,4 @@
-"""The queues page, the page of one queue, and the pages of what can be done to it."""
+"""The list of queues, the page of one queue, and the pages of its operations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MessageQueueAdmin(QueueColumns, ReadOnlyAdmin):
         "consumers",
         "last_used",
     )
-    # No filters: their column would take the place of the numbers.
+    # No filters: the sidebar would leave too little room for the numbers.
     search_fields = ("name",)
     sortable_by = ("name", "last_used")
     ordering = ("name",)
@@ -77,7 +77,7 @@ class MessageQueueAdmin(QueueColumns, ReadOnlyAdmin):
     def has_operate_permission(self, request: HttpRequest) -> bool:
         return may_operate(request)
 
-    # --- Actions on several ---
+    # --- Actions on selected queues ---
 
     @admin.action(description="Pause selected queues", permissions=["operate"])
     def pause_selected(self, request: HttpRequest, queryset: QuerySet[MessageQueue]) -> None:
@@ -92,7 +92,7 @@ class MessageQueueAdmin(QueueColumns, ReadOnlyAdmin):
             self._perform(request, row, OPERATIONS[verb], {})
 
     def _perform(self, request: HttpRequest, row: MessageQueue, operation: Operation, data: dict[str, Any]) -> bool:
-        """Do it, and tell. Returns whether the library did."""
+        """Perform an operation and show the user its outcome. Returns whether it succeeded."""
         try:
             outcome = operation.perform(queue_named(row.pk, database_alias()), data)
         except REFUSALS as error:
@@ -145,7 +145,7 @@ class MessageQueueAdmin(QueueColumns, ReadOnlyAdmin):
         return super().render_change_form(request, context, *args, **kwargs)
 
     def operate_view(self, request: HttpRequest, object_id: str, verb: str) -> HttpResponse:
-        """Ask, then do it."""
+        """Ask for confirmation, then perform the operation."""
         if not may_operate(request):
             raise PermissionDenied
         row = self.get_object(request, unquote(object_id))
@@ -169,7 +169,7 @@ class MessageQueueAdmin(QueueColumns, ReadOnlyAdmin):
         return TemplateResponse(request, "admin/django_pgqueue/messagequeue/operate.html", context)
 
     def reap_view(self, request: HttpRequest) -> HttpResponse:
-        """Show what the reaper would do, then let it."""
+        """Show what the reaper would do, then run it once."""
         if not may_operate(request):
             raise PermissionDenied
         reaper = Reaper(database_alias())
@@ -177,8 +177,8 @@ class MessageQueueAdmin(QueueColumns, ReadOnlyAdmin):
         if request.method == "POST":
             reaped = reaper.run_once()
             outcome = (
-                f"Reaped {len(reaped.queues):,} queues; expired {reaped.expired:,}, dead-lettered"
-                f" {reaped.dead_lettered:,}, adopted {reaped.adopted:,} messages."
+                f"Queues deleted: {len(reaped.queues):,}. Messages expired: {reaped.expired:,}, dead-lettered:"
+                f" {reaped.dead_lettered:,}, returned to their queues: {reaped.adopted:,}."
             )
             self.message_user(request, outcome, messages.SUCCESS)
             return HttpResponseRedirect(back)

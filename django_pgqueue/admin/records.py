@@ -1,4 +1,4 @@
-"""Bindings, events, consumers, tasks."""
+"""The pages of topic bindings, queue events, consumers and task runs."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ from django_pgqueue.exceptions import InvalidQueueName
 from django_pgqueue.models import MessageQueue, QueueConsumer, QueueEvent, TaskRun, TopicBinding
 from django_pgqueue.validation import check_name, check_ttl
 
-# Characters of a value that a page shows.
+# Of a JSON value.
 MAX_SHOWN_CHARS = 10_000
 
 
@@ -45,7 +45,7 @@ class TopicBindingForm(forms.ModelForm):  # type: ignore[type-arg]  # not generi
 
 @admin.register(TopicBinding)
 class TopicBindingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
-    """Which queues get a copy of which topic's messages: bound and unbound here too, never edited."""
+    """Bindings: the queues that get a copy of a topic's messages. They can be added and deleted, but not changed."""
 
     form = TopicBindingForm
     fields = ("topic", "queue", "ttl")
@@ -58,12 +58,12 @@ class TopicBindingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not gene
     def save_model(self, request: HttpRequest, obj: TopicBinding, form: Any, change: bool) -> None:  # noqa: FBT001
         using = database_alias()
         with transaction.atomic(using=using):
-            # The reaper, which locks the queue first, must not meet a binding that it has not locked.
+            # The reaper locks the queue first. This lock keeps it from meeting a binding that it has not locked.
             MessageQueue.objects.using(using).select_for_update(no_key=True).filter(name=obj.queue).first()
             obj.save(using=using)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[TopicBinding]) -> None:
-        # In the order in which publishers lock them: one statement for all would lock in another one.
+        # One by one, in the order in which publishers lock bindings. A single statement could use another order.
         for binding in queryset.order_by("topic", "queue"):
             binding.delete()
 
@@ -88,13 +88,17 @@ class QueueConsumerAdmin(ReadOnlyAdmin):
 
 @admin.register(TaskRun)
 class TaskRunAdmin(ReadOnlyAdmin):
-    """What workers noted of tasks, the last attempt first. A task that nobody has started yet is a message."""
+    """
+    The tasks that workers have started, latest attempt first.
+
+    A task that no worker has started yet exists only as a message.
+    """
 
     list_display = ("id", "task", "queue", "status", "attempts", "last_attempted_at", "finished_at")
     list_filter = ("status",)
-    # By equality: there may be many of them, and no index for a search in texts.
+    # By equality: the table can be large, and there is no index for a text search.
     search_fields = ("id__exact",)
-    search_help_text = "The id of a result, or of its message."
+    search_help_text = "Search by result id or message id."
     ordering = ("-last_attempted_at",)
     show_full_result_count = False
     paginator = UncountedPaginator
@@ -110,7 +114,7 @@ class TaskRunAdmin(ReadOnlyAdmin):
         return runs.defer("arguments", "return_value", "errors") if is_list else runs
 
     def get_search_results(self, request: HttpRequest, queryset: QuerySet[Any], search_term: str) -> Any:
-        # What people have at hand is the result's id.
+        # A result's id is the message's id, a hyphen and a key.
         return super().get_search_results(request, queryset, search_term.strip().partition("-")[0])
 
     @admin.display(description="attempts")
@@ -132,6 +136,6 @@ class TaskRunAdmin(ReadOnlyAdmin):
 
 
 def shown(value: Any) -> str:
-    """Return a JSON value for the page, cut."""
+    """Return a JSON value as text for the page, truncated to ``MAX_SHOWN_CHARS``."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return format_html("<pre>{}</pre>", text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…")

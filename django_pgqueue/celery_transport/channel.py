@@ -1,4 +1,4 @@
-"""A channel of kombu's: its queues are rows, what it consumes is claimed and settled by a ``Consumer``."""
+"""The channel for kombu: its queues are rows, and a ``Consumer`` claims and settles their messages."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ from django_pgqueue.validation import MAX_SECONDS
 if TYPE_CHECKING:
     from django_pgqueue.celery_transport.transport import Transport
 
-# AMQP's delivery mode of messages that need not outlive the broker.
+# AMQP's delivery mode for messages that need not survive a restart of the broker.
 TRANSIENT = 1
-# This many tasks that run longer than a lease stop a worker from claiming more.
+# A worker that holds this many tasks which run longer than a lease claims no more.
 MAX_HELD = 10_000
-# Seconds that the threads of a consumer get to give back what they hold.
+# Seconds for the threads of a consumer to release what they hold.
 CLOSE_TIMEOUT = 10.0
 
 
 class ChannelConsumer:
     """
-    What a channel consumes of one queue: a ``Consumer`` claims, extends and settles, in threads of its own.
+    Consumes one queue for a channel. A ``Consumer`` claims, extends and settles, in its own threads.
 
-    To that consumer it is what handles the messages: it keeps them until Celery says what becomes of them.
+    For that consumer, this object takes the place of the workers. It keeps the messages until Celery acknowledges or
+    rejects them.
     """
 
     def __init__(self, channel: Channel, queue: Queue, callback: Callable[[Any], object], *, no_ack: bool) -> None:
@@ -49,12 +50,12 @@ class ChannelConsumer:
         self.queue = queue
         self.callback = callback
         self.no_ack = no_ack
-        #: It claims no more. What it holds it keeps until its channel is closed.
+        #: Whether it has stopped claiming. It keeps the messages that it holds until its channel is closed.
         self.is_cancelled = False
-        #: Claimed, and not yet handed to Celery; what is held by delivery tag.
+        #: Delivery tags of claimed messages that Celery has not received yet, and all held messages by delivery tag.
         self.claimed: deque[str] = deque()
         self.held: dict[str, Held] = {}
-        #: What ended it before it was stopped.
+        #: The exception that ended the consumer before it was stopped.
         self.error: Exception | None = None
         self._waker: Waker = channel.connection.waker
         self.consumer = Consumer([handler], grace=CLOSE_TIMEOUT, workers=self)
@@ -69,18 +70,18 @@ class ChannelConsumer:
             self.error = error
             self._waker.wake()
 
-    # --- What the consumer asks ---
+    # --- Called by the consumer ---
 
     def threads(self) -> list[threading.Thread]:
-        """None: Celery has its own."""
+        """Return no threads, because Celery has its own."""
         return []
 
     def room(self, lane: Lane) -> int:
-        """As many as the channel has room for."""
+        """Return how many messages may be claimed: as many as the channel has room for."""
         return 0 if self.is_cancelled else self.channel.room()
 
     def hold(self, lane: Lane, held: list[Held]) -> None:
-        """Keep what was claimed until Celery takes it."""
+        """Keep claimed messages until Celery receives them."""
         for one in held:
             tag = f"{one.message.id}.{one.message.token}"
             self.held[tag] = one
@@ -88,26 +89,26 @@ class ChannelConsumer:
         self._waker.wake()
 
     def give_back(self) -> None:
-        """Release all that is held."""
+        """Release all messages that are held."""
         for tag in list(self.held):
             self.settle(tag, RELEASE)
 
     def stop(self) -> None:
-        """Nothing to do: there are no threads."""
+        """Do nothing, because there are no threads."""
 
     def outage(self) -> None:
-        """Nothing to do: Celery's connections are its own."""
+        """Do nothing, because Celery manages its own connections."""
 
-    # --- What the channel asks ---
+    # --- Called by the channel ---
 
     def settle(self, tag: str, settlement: Settlement) -> None:
-        """Let the claiming thread settle a message, if it is held."""
+        """Let the claiming thread settle a message, if it is still held."""
         if held := self.held.pop(tag, None):
             self._lane.finish(held, settlement)
             self.consumer.wake()
 
     def deliver(self) -> bool:
-        """Hand to Celery what was claimed, and return whether there was anything. Raises what ended it."""
+        """Deliver claimed messages to Celery, and return whether there were any. Raises the error of the consumer."""
         if self.error is not None:
             raise self.error
         tags = [self.claimed.popleft() for _ in range(len(self.claimed))]
@@ -131,7 +132,7 @@ class ChannelConsumer:
 
 
 class QoS(virtual.QoS):
-    """Settles what a channel holds."""
+    """Settles the messages that a channel holds."""
 
     def ack(self, delivery_tag: str) -> None:
         self.channel.settle(delivery_tag, lambda consumer, held: ACK)
@@ -140,7 +141,7 @@ class QoS(virtual.QoS):
         self.channel.settle(delivery_tag, requeued if requeue else refused)
 
     def restore_unacked_once(self, stderr: object = None) -> None:
-        """Nothing to do: the consumers give back what they hold."""
+        """Only cancel kombu's finalizer. The consumers release what they hold."""
         self._on_collect.cancel()
 
 
@@ -153,7 +154,7 @@ class Channel(virtual.Channel):
 
     def __init__(self, connection: Transport, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
-        #: By consumer tag: of queues that are rows, and the callbacks of those that are not.
+        #: By consumer tag: the consumers of queues with rows, and the names and callbacks of live queues.
         self.consumers: dict[str, ChannelConsumer] = {}
         self.live: dict[str, tuple[str, Callable[[Any], object]]] = {}
 
@@ -165,7 +166,7 @@ class Channel(virtual.Channel):
         passive: bool = False,
         **options: Any,
     ) -> queue_declare_ok_t:
-        """Note a queue's attributes. Its row is made when it is published to, or consumed."""
+        """Note a queue's attributes. Its row is created when a message is published to it or when it is consumed."""
         name = queue or f"amq.gen-{uuid4()}"
         if passive:
             stats = self.connection.queue(name).stats()
@@ -192,7 +193,7 @@ class Channel(virtual.Channel):
         return self.connection.queue(queue).purge()
 
     def _delete(self, queue: str, exchange: str, *args: Any, **kwargs: Any) -> None:
-        """End a queue's bindings and empty it; its row is left to the reaper."""
+        """Delete a queue's binding and purge it. Its row is left to the reaper."""
         if queue in self.connection.live:
             for subscription in self.connection.live.pop(queue).values():
                 subscription.close()
@@ -203,11 +204,11 @@ class Channel(virtual.Channel):
     # --- Publishing ---
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
-        """Keep text readable; only bytes need an encoding."""
+        """Leave text as it is. Only bytes need an encoding."""
         return (body, "utf-8") if isinstance(body, str) else super().encode_body(body, encoding)
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
-        """Publish on Django's connection. Raises ``ChannelError`` for a task that would reach no queue."""
+        """Publish on Django's connection. Raises ``ChannelError`` if a task would reach no queue."""
         self._inplace_augment_message(message, exchange, routing_key)
         if not exchange:
             self._put(routing_key, message)
@@ -217,7 +218,7 @@ class Channel(virtual.Channel):
         names = () if is_fanout else self._lookup(exchange, routing_key)
         reached = [self._put(name, message) for name in names if name not in self.connection.live]
         if is_fanout or is_transient or exchange not in self.state.exchanges:
-            # And those that are bound in the database: this process need not know them.
+            # This also reaches queues that are bound in the database, which this process may not know.
             reached += self.connection.topic(exchange).publish(message)
         if not (reached or is_transient or is_fanout):
             raise ChannelError(f"no queue is known for {routing_key!r} of exchange {exchange!r}")
@@ -236,7 +237,7 @@ class Channel(virtual.Channel):
             consumer.consumer.wake()
 
     def room(self) -> int:
-        """How many more messages may be held."""
+        """Return how many more messages the channel may hold."""
         most: int = self.qos.prefetch_count or settings.PREFETCH
         return most - sum(len(consumer.held) for consumer in list(self.consumers.values()))
 
@@ -264,13 +265,13 @@ class Channel(virtual.Channel):
             self.consumers[consumer_tag].is_cancelled = True
 
     def settle(self, tag: str, decide: Callable[[ChannelConsumer, Held], Settlement]) -> None:
-        """Settle what one of the consumers holds. What none holds was lost, and is another worker's."""
+        """Settle a message that one of the consumers holds. If none holds it, its lease was lost to another worker."""
         for consumer in self.consumers.values():
             if held := consumer.held.get(tag):
                 consumer.settle(tag, decide(consumer, held))
 
     def deliver(self) -> bool:
-        """Hand out what was claimed and heard, and return whether there was anything."""
+        """Deliver claimed and live messages, and return whether there were any."""
         found = [consumer.deliver() for consumer in list(self.consumers.values())]
         return any([*found, *(self._deliver_live(queue, callback) for queue, callback in list(self.live.values()))])
 
@@ -284,7 +285,7 @@ class Channel(virtual.Channel):
         return delivered
 
     def close(self) -> None:
-        """Give back what is held, and close."""
+        """Release the messages that are held, and close."""
         for consumer in self.consumers.values():
             consumer.consumer.stop()
         for consumer in self.consumers.values():
@@ -293,7 +294,7 @@ class Channel(virtual.Channel):
 
 
 def delay_of(message: dict[str, Any], using: str) -> float:
-    """Return the seconds until a task's ETA, by the database's clock. 0: none, or one that the worker has to judge."""
+    """Return the seconds until a task's ETA by the database's clock, or 0 if it has none or an unreadable one."""
     try:
         eta = datetime.fromisoformat(message["headers"]["eta"])
     except (KeyError, TypeError, ValueError):
@@ -302,7 +303,7 @@ def delay_of(message: dict[str, Any], using: str) -> float:
 
 
 def received(message: Message, tag: str) -> dict[str, Any]:
-    """Return a claimed message as kombu takes it."""
+    """Return a claimed message in kombu's form."""
     payload: dict[str, Any] = message.payload
     payload["properties"]["delivery_tag"] = tag
     payload["properties"]["delivery_info"]["redelivered"] = message.delivery_count > 1

@@ -1,10 +1,10 @@
 """
 A broker for Celery: ``broker_transport = "django_pgqueue.celery_transport:Transport"``.
 
-A task is a message of the queue of that name, published on Django's connection. What a worker holds is
-claimed, extended and settled by a ``Consumer`` of this package; Celery takes the place of its handlers.
-Kombu's virtual transport knows the exchanges. What is sent to whoever listens just then (remote control,
-events) goes through topics and leaves no row.
+A task is a message in the queue of the same name, published on Django's connection. A ``Consumer`` of this package
+claims, extends and settles the messages of a worker. Celery takes the place of its handlers. Kombu's virtual transport
+manages the exchanges. Messages for those who listen at that moment (remote control, events) go through topics and leave
+no row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from django_pgqueue.topics import Topic
 
 
 class Transport(virtual.Transport):
-    """One connection of kombu's."""
+    """One connection of kombu."""
 
     Channel = Channel
     driver_type = driver_name = "django_pgqueue"
@@ -39,7 +39,7 @@ class Transport(virtual.Transport):
         super().__init__(client, **kwargs)
         self.using = database_alias(client.transport_options.get("using"))
         self._lease: float | None = client.transport_options.get("visibility_timeout")
-        #: Queues without rows, and what they listen to by exchange.
+        #: Live queues, which have no rows, and their subscriptions by exchange.
         self.live: dict[str, dict[str, Subscription]] = {}
         self._queues: dict[str, Queue] = {}
         self._hub: Any = None
@@ -50,7 +50,7 @@ class Transport(virtual.Transport):
         return Waker()
 
     def queue(self, name: str, *, auto_deleted: bool = False, ttl: float | None = None) -> Queue:
-        """Return the queue as the project declares it, else as Celery does."""
+        """Return the queue as the project declares it, or else with Celery's attributes. ``ttl`` is in seconds."""
         if name not in self._queues:
             self._queues[name] = find_queue(name, self.using) or Queue(
                 name, auto_deleted=auto_deleted, ttl=ttl, lease=self._lease, using=self.using
@@ -61,7 +61,7 @@ class Transport(virtual.Transport):
         return Topic(f"exchange.{exchange}", using=self.using)
 
     def listen(self, queue: str, exchange: str) -> None:
-        """Hear an exchange from now on, for a queue that has no rows."""
+        """Subscribe to an exchange for a live queue."""
         subscription = Subscription(self.topic(exchange).name, self.using, BUFFER, self.waker.wake)
         self.live[queue][exchange] = subscription
         subscription.open()
@@ -69,13 +69,13 @@ class Transport(virtual.Transport):
 
     def _deliver_all(self) -> bool:
         self.waker.clear()
-        # Nobody else does that in a worker's main process, which publishes events and replies.
+        # Nothing else closes old connections in a worker's main process, which publishes events and replies.
         connections[self.using].close_if_unusable_or_obsolete()
         found = [channel.deliver() for channel in list(self.channels)]
         return any(found)
 
     def drain_events(self, connection: object, timeout: float | None = None, **kwargs: Any) -> None:
-        """Wait until something was delivered, else raise ``TimeoutError``."""
+        """Wait until a message is delivered. Raises ``TimeoutError`` after ``timeout`` seconds (None: wait forever)."""
         until = None if timeout is None else time.monotonic() + timeout
         while not self._deliver_all():
             left = None if until is None else until - time.monotonic()

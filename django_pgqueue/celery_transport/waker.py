@@ -1,4 +1,4 @@
-"""From a thread to Celery's event loop."""
+"""Waking Celery's event loop from a thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Waker:
         return self._ours.fileno()
 
     def wake(self) -> None:
-        # Full: it is readable already. Closed: nobody waits any more.
+        # If the socket is full, it is readable already. If it is closed, nobody waits for it.
         with suppress(OSError):
             self._theirs.send(b".")
 

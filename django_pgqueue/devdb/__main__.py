@@ -1,7 +1,7 @@
 """
 The keeper's process: `python PATH_OF_THIS_FILE HOME stop|remove`.
 
-The modules beside this file are loaded by their path, so that the package round them is not imported.
+The modules in this folder are loaded by path, so that the package `django_pgqueue` is not imported.
 """
 
 import importlib.util

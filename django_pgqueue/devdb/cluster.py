@@ -1,4 +1,4 @@
-"""``DevCluster``: a cluster in a folder, and the server that runs on it."""
+"""``DevCluster``: a cluster in a folder, and its server."""
 
 import contextlib
 import fcntl
@@ -27,21 +27,21 @@ STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {
     "immediate": signal.SIGQUIT,
     "kill": signal.SIGKILL,
 }
-# What runs as the keeper.
+# The program of the keeper process.
 KEEPER = Path(__file__).with_name("__main__.py")
 
 
 class DevCluster:
     """
-    A PostgreSQL cluster in a folder, and the server that runs on it.
+    A PostgreSQL cluster in a folder, and its server.
 
-    As root the cluster lies in another place (`home`), because the data belongs to `nobody`, who
-    may not be able to enter `data_dir`; so it does for a user who cannot write to `data_dir`.
-    The object keeps no state of the server: two for one folder, also in two processes, see the
-    same one.
+    For root, the cluster is in another folder (`home`), because the data belongs to `nobody`, who
+    may not be able to enter `data_dir`. The same applies to a user who cannot write to `data_dir`.
+    The object keeps no state of the server: two objects for one folder, even in two processes, see
+    the same server.
 
-    `durable=False` turns off fsync and full-page writes; `options` are further server settings
-    by name. Both apply when the server starts.
+    `durable=False` turns off fsync and full-page writes. `options` are further server settings by
+    name. Both take effect when the server starts.
     """
 
     def __init__(self, data_dir: Path, *, durable: bool = True, options: Mapping[str, str] | None = None) -> None:
@@ -66,20 +66,20 @@ class DevCluster:
     @property
     def url(self) -> str:
         """The database's URL, for libpq and django-environ alike."""
-        # The host is a parameter because django-environ does not decode the one before the path.
+        # The host is a parameter because django-environ does not decode a host before the path.
         return f"postgres://postgres@/postgres?host={quote(str(self.socket_dir))}"
 
     @property
     def pid(self) -> int | None:
-        """The process id of the server, None when none runs."""
+        """The process id of the server, or None if it does not run."""
         return self._read_pid_file()[0] if self._lives() else None
 
     def start(self) -> str:
         """
-        Start the server, or adopt the one that runs, and return the database's URL.
+        Start the server unless it runs already, and return the database's URL.
 
-        Make the cluster first if there is none. A server that runs but does not answer is
-        replaced. Raise `DevDBError`, with the end of the server's log, when it does not start.
+        The cluster is created first if there is none. A server that runs but does not answer is
+        replaced. Raise `DevDBError` with the end of the server's log if it does not start.
         """
         self._make_home()
         with locked(self.home / "start.lock"):
@@ -91,9 +91,9 @@ class DevCluster:
                 self._init(bindir)
             found = (self.pgdata / "PG_VERSION").read_text().strip()
             if found != str(major):
-                raise DevDBError(f"{self.pgdata} is of PostgreSQL {found}, not {major}: move it")
+                raise DevDBError(f"{self.pgdata} was created by PostgreSQL {found}, not {major}: move it away")
             self._forget_stale_pid()
-            # Emptied first: a killed server's socket lock names a process id as well.
+            # Emptied first, because the socket lock of a killed server names a process id, too.
             shutil.rmtree(self.socket_dir, ignore_errors=True)
             private_folder(self.socket_dir, owner=server_user())
             self._launch(bindir)
@@ -101,16 +101,16 @@ class DevCluster:
 
     def stop(self, mode: StopMode = "fast", *, timeout: float = TIMEOUT) -> None:
         """
-        Stop the server and wait until each of its processes has ended; do nothing if none runs.
+        Stop the server and wait until all of its processes have ended. Do nothing if none runs.
 
-        `mode` is pg_ctl's, or "kill": SIGKILL to the server's main process, as in a crash.
-        Raise `DevDBError` when a process is still there after `timeout` seconds.
+        `mode` is a mode of pg_ctl, or "kill", which sends SIGKILL to the server's main process, as
+        in a crash. Raise `DevDBError` if a process still runs after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         signalled = None
         while self._lives():
             pid, _status = self._read_pid_file()
-            # A server that is just starting has no process id yet: look again.
+            # A server that is just starting has no process id yet, so it is read again.
             if pid is not None and pid != signalled:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, STOP_SIGNALS[mode])
@@ -120,7 +120,7 @@ class DevCluster:
             time.sleep(0.01)
 
     def restart(self, mode: StopMode = "fast") -> str:
-        """Stop the server, start it again, and return the same URL."""
+        """Stop the server, start it again, and return the URL, which is the same."""
         self.stop(mode)
         return self.start()
 
@@ -133,39 +133,39 @@ class DevCluster:
 
     def hold(self, *, remove: bool = False, create: bool = True) -> None:
         """
-        Keep the server, once it runs, until this process ends or calls `release()`.
+        Keep the server running until this process ends or calls `release()`.
 
-        When the last holder has gone, by whatever way, a keeper process stops the server, and
-        with `remove` deletes the cluster. Waits while such a stop is under way. Without `create` raise
-        `FileNotFoundError` where there is no cluster.
+        When the last process that holds it has ended, in whatever way, a keeper process stops the
+        server and, with `remove`, deletes the cluster. If a keeper is just stopping the server, this
+        method waits. Without `create`, raise `FileNotFoundError` if there is no cluster.
         """
         if create:
             self._make_home()
         self._holds.append(take_lock(self.home / "users.lock", fcntl.LOCK_SH, create=create))
         subprocess.run(
-            # By path, because the package's own imports are of no use there; -P keeps this
-            # folder's modules from hiding others of the same name.
+            # By path, because the keeper does not need the package's own imports. With -P, this
+            # folder's modules do not hide others of the same name.
             [sys.executable, "-P", KEEPER, str(self.home), "remove" if remove else "stop"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            start_new_session=True,  # a Ctrl-C in the terminal is not meant for it
+            start_new_session=True,  # so that Ctrl-C in the terminal does not end it
             check=True,
         )
 
     def release(self) -> None:
-        """Take back this object's `hold()`s."""
+        """Undo all calls of `hold()` of this object."""
         while self._holds:
             os.close(self._holds.pop())
 
     def _make_home(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
         if os.getuid() == 0:
-            self.home.chmod(0o711)  # whatever the umask: the server's user has to pass
+            self.home.chmod(0o711)  # regardless of the umask: the server's user must be able to pass
 
     def _lives(self) -> bool:
-        """Tell whether any process of the server, or one that starts it, is there."""
+        """Return whether a process of the server, or one that starts it, runs."""
         try:
             os.close(take_lock(self.home / "server.lock", fcntl.LOCK_SH | fcntl.LOCK_NB, create=False))
         except BlockingIOError:
@@ -175,17 +175,17 @@ class DevCluster:
         return False
 
     def _read_pid_file(self) -> tuple[int | None, str]:
-        """Return the server's process id, None when that process is not it, and its status."""
+        """Return the server's process id (None if that process is not the server) and its status."""
         try:
             lines = (self.pgdata / "postmaster.pid").read_text().splitlines()
             pid = int(lines[0])
-        except (FileNotFoundError, IndexError, ValueError):  # none, or just being written
+        except (FileNotFoundError, IndexError, ValueError):  # missing, or being written
             return None, ""
         status = lines[7].strip() if len(lines) > 7 else "starting"
         return (pid if _works_in(pid, self.pgdata) else None), status
 
     def _answers(self) -> bool:
-        import psycopg  # not at the top: the keeper needs none
+        import psycopg  # not at the top, because the keeper does not need it
 
         deadline = time.monotonic() + TIMEOUT
         while self._lives() and time.monotonic() < deadline:
@@ -209,7 +209,7 @@ class DevCluster:
     def _init(self, bindir: Path) -> None:
         for unfinished in self.home.glob("init-*/"):
             shutil.rmtree(unfinished)
-        # Under another name, so that an initdb that is killed leaves no half of a cluster.
+        # Created under another name, so that a killed initdb does not leave half a cluster.
         folder = Path(tempfile.mkdtemp(prefix="init-", dir=self.home))
         os.chown(folder, *server_user())
         command: list[str | Path] = [
@@ -233,10 +233,10 @@ class DevCluster:
 
     def _forget_stale_pid(self) -> None:
         """
-        Delete the process id of a killed server if another process has got it since.
+        Delete the process id of a killed server if another process has that id now.
 
-        PostgreSQL sees by itself that a process is gone, but refuses to start beside one that
-        lives and belongs to the same user.
+        PostgreSQL detects that a process has ended, but refuses to start if a process of the same
+        user has the id.
         """
         pid_file = self.pgdata / "postmaster.pid"
         if not pid_file.exists():
@@ -244,8 +244,8 @@ class DevCluster:
         pid, _status = self._read_pid_file()
         if pid is not None:
             raise DevDBError(
-                f"A server that was started in another way runs on {self.pgdata} (process "
-                f"{pid}): stop it, or set DATABASE_URL to use it."
+                f"A server that was not started by this program runs on {self.pgdata} (process "
+                f"{pid}). Stop it, or set DATABASE_URL to use it."
             )
         with contextlib.suppress(ValueError, IndexError, ProcessLookupError):
             os.kill(int(pid_file.read_text().split()[0]), 0)
@@ -261,18 +261,18 @@ class DevCluster:
         try:
             done = run(command, pass_fds=(lock,))
         finally:
-            os.close(lock)  # closed, not unlocked: the server holds the same lock
+            os.close(lock)  # closed, not unlocked, because the server holds the same lock
         if done.returncode:
             tail = log.read_text()[-2000:] if log.exists() else ""
             raise DevDBError(f"PostgreSQL did not start:\n{done.stdout}{done.stderr}{tail}")
 
 
 def _works_in(pid: int, folder: Path) -> bool:
-    """Tell whether the process is a server that works in the folder."""
+    """Return whether the process is a server that runs in the folder."""
     if Path("/proc/self/cwd").exists():
         try:
             return Path(f"/proc/{pid}/cwd").samefile(folder)
-        except OSError:  # gone, or another user's
+        except OSError:  # it has ended, or belongs to another user
             return False
     shown = run(["ps", "-wwo", "command=", "-p", str(pid)]).stdout
     return "postgres" in shown and str(folder) in shown

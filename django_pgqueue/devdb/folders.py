@@ -1,4 +1,4 @@
-"""Where the servers' files lie, whom they belong to, and the locks on them."""
+"""The folders of the servers' files, their owners, and the locks on them."""
 
 import contextlib
 import fcntl
@@ -9,13 +9,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-# Every user can enter these, and they leave a socket's path far below its limit of 107 bytes;
-# /var/tmp comes first because it outlives a reboot.
+# Every user can enter these folders, and a socket's path in them is far below its limit of 107
+# bytes. /var/tmp comes first because it survives a reboot.
 SHARED_FOLDERS = (Path("/var/tmp"), Path("/tmp"))
 
 
 class DevDBError(RuntimeError):
-    """The development database cannot be had; the message says why and what to do."""
+    """The development database cannot be provided. The message says why, and what to do."""
 
 
 def shared_folder() -> Path:
@@ -34,23 +34,24 @@ def shared_folders() -> Iterator[Path]:
         else:
             yield folder
     if len(refused) == len(SHARED_FOLDERS):
-        raise DevDBError(f"No folder can be made for the database: {'; '.join(refused)}")
+        raise DevDBError(f"No folder can be created for the database: {'; '.join(refused)}")
 
 
 def private_folder(folder: Path, *, owner: tuple[int, int]) -> None:
     """
-    Make a folder that only its owner can write to, or verify the one that is there.
+    Create a folder that only its owner can write to, or verify an existing one.
 
-    Everyone may write to where it lies: one that somebody else made, or a link, is not used.
+    Everybody may write to its parent folder, so a folder of another user or a link is not used. Raise
+    `DevDBError` in this case.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         os.chown(folder, *owner)
-        # The server's user has to pass through root's.
+        # The server's user must be able to pass through the folder of root.
         folder.chmod(0o711 if owner[0] == 0 else 0o700)
     found = folder.lstat()
     if found.st_uid != owner[0] or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
-        raise DevDBError(f"{folder} is not a folder of user {owner[0]} alone: delete it")
+        raise DevDBError(f"{folder} is not a folder that only user {owner[0]} can write to: delete it")
 
 
 def server_user() -> tuple[int, int]:
@@ -80,7 +81,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def take_lock(path: Path, operation: int, *, create: bool = True) -> int:
-    """Lock the file and return its descriptor; the lock goes when that is closed."""
+    """Lock the file and return its descriptor. Closing the descriptor releases the lock."""
     descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
     try:
         fcntl.flock(descriptor, operation)

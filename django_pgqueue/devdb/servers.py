@@ -1,4 +1,4 @@
-"""The servers that a project asks for: one for development, others for tests."""
+"""The servers for a project: one for development, others for tests."""
 
 import contextlib
 import fcntl
@@ -16,11 +16,11 @@ from .folders import DevDBError, locked, shared_folder, take_lock
 
 def database_url(data_dir: Path) -> str:
     """
-    Return the URL of the database to use, starting the development server if need be.
+    Return the URL of the database to use, and start the development server if necessary.
 
-    `DATABASE_URL` of the environment wins, and then nothing is started. Else the server of
-    `data_dir`, a cluster for each major version, runs until this process and all others that
-    asked for it have ended. Raise `DevDBError` when no server can be started.
+    If `DATABASE_URL` is set in the environment, it is returned and no server is started. Otherwise
+    the server of `data_dir`, which has a cluster for each major version, runs until this process and
+    all others that called this function have ended. Raise `DevDBError` if no server can be started.
     """
     if url := os.environ.get("DATABASE_URL"):
         return url
@@ -35,8 +35,8 @@ def throwaway(*, durable: bool = False, options: Mapping[str, str] | None = None
     """
     Start a server with an empty database, and remove both on exit.
 
-    They are removed, too, when this process is killed. The arguments are `DevCluster`'s, but
-    not durable unless asked for: that is faster, and safe as long as the machine does not crash.
+    They are also removed if this process is killed. The arguments are those of `DevCluster`, but
+    `durable` is False by default. This is faster, and safe as long as the machine does not crash.
     """
     cluster = _make_throwaway(durable=durable, options=options)
     try:
@@ -46,7 +46,7 @@ def throwaway(*, durable: bool = False, options: Mapping[str, str] | None = None
         cluster.remove()
 
 
-# The servers of `test_database()`, held until this process ends. Its children find the first by the variable.
+# The servers of `test_database()`, held until this process ends. Child processes find the first one by the variable.
 _test_servers: list[DevCluster] = []
 
 TEST_SERVER = "PGQUEUE_TEST_SERVER"
@@ -54,18 +54,18 @@ TEST_SERVER = "PGQUEUE_TEST_SERVER"
 
 def test_database(name: str = "postgres", *, options: Mapping[str, str] | None = None) -> dict[str, Any]:
     """
-    Return an entry for Django's `DATABASES`, on a PostgreSQL server of the tests' own.
+    Return an entry for Django's `DATABASES` that uses a PostgreSQL server only for the tests.
 
         DATABASES = {"default": test_database()}
 
-    For test settings. The server is started by the first call, is empty, and is not durable; it goes, with its data,
-    when this process has ended and all those that this one started and that call this too (workers of pytest-xdist, of
-    `manage.py test --parallel`): they use the same server. Root and others alike; the binaries are those that
-    `find_pg_bindir()` finds, of the package's extra `embedded`, say. With `DATABASE_URL` in the environment nothing is
-    started: the entry is of that database.
+    Use this function in test settings. The first call starts an empty server that is not durable. Child processes that
+    call this function, too (workers of pytest-xdist or of `manage.py test --parallel`), use the same server. It is
+    removed with its data when this process and all these child processes have ended. Root can use it, too. The binaries
+    are those that `find_pg_bindir()` finds, for example from the package's extra `embedded`. If `DATABASE_URL` is set
+    in the environment, no server is started, and the entry is for that database.
 
-    `name`: the database, of which Django's test runner makes `test_NAME`; it is made if it is not there. `options`:
-    settings of the server. Raise `DevDBError` when no server can be started.
+    `name` is the database for which Django's test runner creates `test_NAME`. It is created if it does not exist.
+    `options` are settings of the server. Raise `DevDBError` if no server can be started.
     """
     if url := os.environ.get("DATABASE_URL"):
         return _django_database(url)
@@ -74,19 +74,19 @@ def test_database(name: str = "postgres", *, options: Mapping[str, str] | None =
     server = _test_servers[0]
     if name != "postgres":
         _make_database(server.url, name)
-    # The port is said, lest PGPORT is taken for it.
+    # With an explicit port, PGPORT is not used.
     return {**_django_database(server.url), "NAME": name, "PORT": server.options["port"]}
 
 
-# pytest would collect it where a test module imports it.
+# Otherwise pytest would collect it in a test module that imports it.
 test_database.__test__ = False  # type: ignore[attr-defined]
 
 
 def _shared_test_server(options: Mapping[str, str] | None) -> DevCluster:
-    """Return the server of a parent process, held here too, or else a new one that children will find."""
+    """Return the server of a parent process, and hold it too, or else a new one that child processes will find."""
     if home := os.environ.get(TEST_SERVER):
         cluster = DevCluster(Path(home))
-        # Gone, its folder is not to be made again: what is there was made by a throw-away server.
+        # The folder is not created again if it was removed: only a throw-away server creates such folders.
         with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
             cluster.hold(remove=True, create=False)
             if cluster.pid is not None:
@@ -99,7 +99,7 @@ def _shared_test_server(options: Mapping[str, str] | None) -> DevCluster:
 
 
 def _django_database(url: str) -> dict[str, Any]:
-    from psycopg.conninfo import conninfo_to_dict  # not at the top: the keeper needs none
+    from psycopg.conninfo import conninfo_to_dict  # not at the top, because the keeper does not need it
 
     parts: dict[str, Any] = dict(conninfo_to_dict(url))
     keys = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
@@ -117,7 +117,7 @@ def _make_database(url: str, name: str) -> None:
 
 def _make_throwaway(*, durable: bool, options: Mapping[str, str] | None) -> DevCluster:
     shared = shared_folder()
-    # Under a lock, so that no run takes a folder that another has made and not yet locked.
+    # Under a lock, so that no process removes a folder that another has created and not yet locked.
     with locked(shared / "throwaway.lock"):
         for folder in shared.glob("throwaway-*/"):
             _remove_leftover(DevCluster(folder))
@@ -129,7 +129,7 @@ def _make_throwaway(*, durable: bool, options: Mapping[str, str] | None) -> DevC
 
 def _remove_leftover(cluster: DevCluster) -> None:
     """Remove a throw-away cluster, unless it is in use or its server does not stop."""
-    # Not found: its own process has removed it meanwhile.
+    # Not found means that its own process has removed it meanwhile.
     with contextlib.suppress(BlockingIOError, FileNotFoundError, DevDBError):
         lock = take_lock(cluster.home / "users.lock", fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:

@@ -1,1 +1,1 @@
-"""What is counted, read and found wrong."""
+"""Numbers, metrics, traces and diagnosis of queues."""

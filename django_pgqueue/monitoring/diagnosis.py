@@ -1,7 +1,7 @@
 """
-The examinations: what is wrong with a project's queues, or soon will be.
+The examinations: they find what is wrong with a project's queues, or will soon be.
 
-``check --database`` reports what is wrong with the schema, ``diagnose_queues`` all of it.
+``check --database`` reports problems of the schema, ``diagnose_queues`` reports all problems.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from django_pgqueue.runtime.loop import DATABASE_FAULTS, describe
 from django_pgqueue.services import consumers, diagnosing, minutes, reaping, session
 from django_pgqueue.services.minutes import LetterHistory
 
-# Seconds that a statement gets, and findings of one kind that are told one by one.
+# Seconds for each statement.
 STATEMENT_TIMEOUT = 10.0
+# Findings of one examination. Further ones are only counted.
 MAX_FINDINGS = 20
 
 QUERY_CANCELED = "57014"
@@ -33,27 +34,28 @@ QUERY_CANCELED = "57014"
 
 @dataclass(frozen=True)
 class Limits:
-    """From where on something is found. Seconds, unless said otherwise."""
+    """The thresholds for findings, in seconds unless stated otherwise."""
 
-    #: Since the reaper ran.
+    #: Time since the last run of the reaper.
     reaper: float = 600.0
-    #: For which due messages may wait where nobody consumes.
+    #: How long due messages may wait in a queue without a consumer.
     backlog: float = 600.0
-    #: Of the dead letters that count as new, and how many times as many as in the same time before they must be.
+    #: Dead letters younger than this count as new. They are reported if they outnumber those of the same time before by
+    #: more than this ratio.
     letters: float = 3_600.0
     letters_ratio: float = 1.5
-    #: Of the queues that vanished.
+    #: Queues that vanished within this time are reported.
     vanished: float = 86_400.0
-    #: For which something may hold back vacuum.
+    #: How long something may hold back vacuum.
     holder: float = 300.0
-    #: Dead rows: so many, and more than so many for each live one.
+    #: Dead rows of a table, and their ratio to live rows. Both must be exceeded.
     dead_rows: int = 100_000
     dead_ratio: float = 2.0
     #: Age of the oldest MultiXact, in MultiXacts.
     multixact_age: int = 50_000_000
-    #: How full the queue of notifications is: 0 to 1.
+    #: The used part of the notification queue, from 0 to 1.
     notification_queue: float = 0.05
-    #: Between the clocks of application and server.
+    #: Difference between the clocks of the application and the server.
     skew: float = 1.0
 
 
@@ -61,14 +63,14 @@ class Limits:
 
 
 def examine_schema(using: str) -> list[CheckMessage]:
-    """Return what is wrong with what migrations made, but for the foreign key: E006, E007, W008, E009."""
+    """Return problems of the schema, except for the foreign key: E006, E007, W008, E009."""
     server = diagnosing.server(using)
     if server.version < OLDEST_VERSION * 10_000:
         return [finding("E009", f"The server is PostgreSQL {server.version // 10_000}.")]
     found: list[CheckMessage] = []
     schema = diagnosing.schema(using)
     if not schema.claim_index:
-        state = "is missing" if schema.claim_index is None else "is invalid, or of other columns"
+        state = "is missing" if schema.claim_index is None else "is invalid or has other columns"
         found.append(finding("E006", f"The index django_pgqueue_item_claim_idx {state}: claims read the whole table."))
     if not schema.orphan_trigger:
         state = "is missing" if schema.orphan_trigger is None else "is disabled"
@@ -81,7 +83,7 @@ def examine_schema(using: str) -> list[CheckMessage]:
 
 
 def missing_tables(text: str) -> CheckMessage:
-    """Return E010, with what the database says."""
+    """Return E010, with the text of the database's error."""
     return finding("E010", text.strip().splitlines()[0])
 
 
@@ -92,10 +94,10 @@ Examination = Callable[[str, Limits], Iterator[CheckMessage]]
 
 def examine(using: str, limits: Limits | None = None) -> list[CheckMessage]:
     """
-    Return what is wrong with how the queues of a database are run: W020 to I034.
+    Return problems in the operation of the queues of a database: W020 to W035.
 
-    Takes some seconds at most, and as many where notifications don't arrive. Changes nothing.
-    Raises ``django.db.Error`` where the database does not answer.
+    Takes a few seconds at most, of which two are spent waiting if notifications do not arrive. Changes nothing. Raises
+    ``django.db.Error`` if the database does not answer.
     """
     limits = limits or Limits()
     found: list[CheckMessage] = []
@@ -140,10 +142,10 @@ def _examine_letters(using: str, limits: Limits) -> Iterator[CheckMessage]:
     found = diagnosing.recent_letters(limits.letters, using)
     history = minutes.letter_history(list(found), limits.letters, using)
     for name, seen in found.items():
-        told = history.get(name, LetterHistory(0, 0, 0.0))
-        count = max(seen, told.recent)
-        is_known = told.seconds >= limits.letters
-        before = told.before / (told.seconds / limits.letters) if is_known else 0.0
+        reported = history.get(name, LetterHistory(0, 0, 0.0))
+        count = max(seen, reported.recent)
+        is_known = reported.seconds >= limits.letters
+        before = reported.before / (reported.seconds / limits.letters) if is_known else 0.0
         if count <= limits.letters_ratio * before:
             continue
         number = f"At least {count}" if count == seen >= diagnosing.SAMPLE_SIZE else str(count)
@@ -168,7 +170,7 @@ def _examine_notifications(using: str, limits: Limits) -> Iterator[CheckMessage]
         yield finding("E024", f"Listening on {listening!r} fails: {describe(error)}.")
     else:
         if not heard:
-            yield finding("E024", f"What is sent from {using!r} is not heard on {listening!r}: consumers only poll.")
+            yield finding("E024", f"A notification from {using!r} is not heard on {listening!r}: consumers only poll.")
     finally:
         listener.close()
 
@@ -180,7 +182,7 @@ def _examine_vacuum(using: str, limits: Limits) -> Iterator[CheckMessage]:
         yield finding(numbers[holder.kind], f"Vacuum is held back{since} by {holder.kind} {holder.name}.")
     for table, dead, live in diagnosing.dead_rows(using):
         if dead > limits.dead_rows and dead > limits.dead_ratio * live:
-            yield finding("W028", f"{table} has {dead:,} dead rows beside {live:,} live ones.")
+            yield finding("W028", f"{table} has {dead:,} dead rows and {live:,} live rows.")
 
 
 def _examine_server(using: str, limits: Limits) -> Iterator[CheckMessage]:
@@ -190,17 +192,17 @@ def _examine_server(using: str, limits: Limits) -> Iterator[CheckMessage]:
     if server.multixact_age > limits.multixact_age:
         yield finding(
             "W029",
-            f"The oldest MultiXact is {server.multixact_age:,} old; autovacuum deals with it at"
+            f"The age of the oldest MultiXact is {server.multixact_age:,}. Autovacuum freezes it at"
             f" {server.multixact_freeze_age:,}.",
         )
     if server.notification_queue > limits.notification_queue:
-        yield finding("W030", f"{server.notification_queue:.0%} of the queue of notifications are used.")
-    # The answer was made somewhere between.
+        yield finding("W030", f"{server.notification_queue:.0%} of the notification queue is used.")
+    # The server read its clock at some moment in between.
     skew = server.clock - (before + after) / 2
     if abs(skew) > limits.skew + (after - before) / 2:
         yield finding("W031", f"The server's clock is {duration(abs(skew))} {'ahead' if skew > 0 else 'behind'}.")
     if not server.sees_all:
-        yield finding("I034", "This role sees no sessions of other roles.")
+        yield finding("I034", "This role cannot see the sessions of other roles.")
     yield from _examine_connections(using, server)
 
 
@@ -212,8 +214,8 @@ def _examine_connections(using: str, server: diagnosing.Server) -> Iterator[Chec
     if needed * processes > server.connections:
         yield finding(
             "W033",
-            f"{processes} consumer processes need up to {needed} connections each; the server has"
-            f" {server.connections} for all.",
+            f"{processes} consumer processes need up to {needed} connections each. The server allows"
+            f" {server.connections} in total.",
         )
 
 

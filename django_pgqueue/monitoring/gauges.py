@@ -1,7 +1,7 @@
 """
-What is measured, whoever asks for it: gauges read from the tables, and counts of what this process did.
+The metrics, independent of an exporter: gauges read from the tables, and counts of what this process did.
 
-``metrics`` and ``telemetry`` give both their exporters' names: ``pgqueue_messages``, ``pgqueue.messages``.
+``prometheus`` and ``opentelemetry`` export both under their own names: ``pgqueue_messages``, ``pgqueue.messages``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from django_pgqueue.services.counting import DEPTH_STATES
 
 logger = logging.getLogger("django_pgqueue")
 
-# Seconds that each statement of a reading gets: those that give up must not pile up in the server.
+# Seconds for each statement. Without a limit, statements whose scrape has given up pile up in the server.
 STATEMENT_TIMEOUT = 5.0
-# So many messages of each queue are looked at in a reading, in each of three walks.
+# Messages of a queue, in each of three walks.
 SAMPLE_SIZE = 10_000
-# So many queues have a label of their own in a count: one that never saw a name again would grow for ever.
+# Queues with a label of their own. Without a limit, queues with ever new names would add labels without end.
 MAX_NAMES = 500
 OTHERS = "(others)"
-# Auto-deleted queues come and go, often under names of their own: together they are one.
+# Auto-deleted queues come and go, often with unique names, so they share one label.
 AUTO_DELETED = "(auto-deleted)"
 
 
@@ -40,7 +40,7 @@ AUTO_DELETED = "(auto-deleted)"
 
 @dataclass(frozen=True)
 class Gauge:
-    """One gauge: its name, what it tells, its labels and its unit."""
+    """A gauge: its name, its meaning, its labels and its unit."""
 
     name: str
     text: str
@@ -48,20 +48,25 @@ class Gauge:
     unit: str = ""
 
 
-UP = Gauge("up", "Whether the queues' database answered this scrape.")
+UP = Gauge("up", "Whether the database of the queues answered in time.")
 MESSAGES = Gauge(
     "messages",
-    f"Messages by state, of a queue that has more at least so many ({SAMPLE_SIZE} are looked at).",
+    f"Messages by state. A lower bound if the queue has more messages than are read ({SAMPLE_SIZE} in each walk).",
     ("queue", "state"),
     "{message}",
 )
-UNCOUNTED = Gauge("messages_uncounted", "Whether there are messages that were not looked at.", ("queue",))
-OLDEST = Gauge("oldest_due_age", "Age of the oldest due message, 0 if none is due.", ("queue",), "s")
-CONSUMERS = Gauge("consumers", "Living consumer processes that name the queue.", ("queue",), "{process}")
+UNCOUNTED = Gauge("messages_uncounted", "Whether the queue has messages that were not read.", ("queue",))
+OLDEST = Gauge("oldest_due_age", "How long the oldest due message has waited. 0 if none is due.", ("queue",), "s")
+CONSUMERS = Gauge("consumers", "Living consumer processes of the queue.", ("queue",), "{process}")
 PAUSED = Gauge("paused", "Whether the queue is paused.", ("queue",))
-ORPHANS = Gauge("orphans", f"Messages whose queue is gone; at most {SAMPLE_SIZE} are looked at.", (), "{message}")
-EVENTS = Gauge("queue_events_per_day", "Queues reaped, revived and vanished within a day.", ("kind",), "{event}")
-LAST_RUN = Gauge("reaper_last_run_age", "Since a run of the reaper ended.", (), "s")
+ORPHANS = Gauge("orphans", f"Messages whose queue was deleted. At most {SAMPLE_SIZE} are counted.", (), "{message}")
+EVENTS = Gauge(
+    "queue_events_per_day",
+    "Queues that were reaped, revived or vanished in the last 24 hours.",
+    ("kind",),
+    "{event}",
+)
+LAST_RUN = Gauge("reaper_last_run_age", "Time since the last run of the reaper ended.", (), "s")
 
 GAUGES = (UP, MESSAGES, UNCOUNTED, OLDEST, CONSUMERS, PAUSED, ORPHANS, EVENTS, LAST_RUN)
 
@@ -70,10 +75,10 @@ Reading = dict[Gauge, list[tuple[tuple[str, ...], float]]]
 
 def read(using: str | None = None) -> Reading:
     """
-    Return the values of all gauges, each with its labels' values.
+    Return the values of all gauges, each with the values of its labels.
 
-    Takes a connection of its own, and reads no more than ``SAMPLE_SIZE`` messages of a queue. Where the database does
-    not answer, ``UP`` is 0 and the others have no values.
+    Opens its own connection, and reads at most ``SAMPLE_SIZE`` messages of a queue in each of three walks. If the
+    database does not answer, ``UP`` is 0 and the other gauges have no values.
     """
     using = database_alias(using)
     reading: Reading = {gauge: [] for gauge in GAUGES}
@@ -123,13 +128,13 @@ def _read_rest(using: str) -> Iterator[tuple[Gauge, tuple[str, ...], float]]:
 
 @dataclass(frozen=True)
 class Count:
-    """One count, and how a signal's arguments make it grow."""
+    """A count, and how the arguments of a signal increase it."""
 
     name: str
     text: str
-    #: The argument that tells how many, a number or a list. None: one at a time.
+    #: The argument with the amount: a number, or a list whose length counts. None: always 1.
     amount: str | None = None
-    #: An argument that is a label beside the queue.
+    #: An argument that is a second label, after the queue.
     label: str | None = None
     unit: str = "{message}"
 
@@ -138,7 +143,7 @@ class Count:
         return ("queue",) if self.label is None else ("queue", self.label)
 
     def of(self, sender: Any, arguments: dict[str, Any]) -> tuple[tuple[str, ...], int]:
-        """Return the values of the labels, and how much it grows, of a signal that was sent."""
+        """Return the values of the labels and the amount for a signal that was sent."""
         name = label_of(str(sender))
         amount = 1 if self.amount is None else arguments[self.amount]
         labels = (name,) if self.label is None else (name, str(arguments[self.label]))
@@ -146,31 +151,33 @@ class Count:
 
 
 COUNTS: dict[Signal, Count] = {
-    signals.messages_published: Count("messages_published", "Messages published, once committed.", "count"),
-    signals.messages_handled: Count("messages_handled", "Messages whose handlers ended, settled.", "count"),
-    signals.message_failed: Count("messages_failed", "Deliveries that failed and are retried."),
-    signals.messages_dead_lettered: Count("messages_dead_lettered", "Messages given up.", "ids"),
-    signals.messages_expired: Count("messages_expired", "Messages deleted as their TTL passed.", "count"),
-    signals.messages_redriven: Count("messages_redriven", "Dead letters sent back.", "count"),
+    signals.messages_published: Count("messages_published", "Messages published, counted on commit.", "count"),
+    signals.messages_handled: Count(
+        "messages_handled", "Messages whose handler succeeded and whose ack has been written.", "count"
+    ),
+    signals.message_failed: Count("messages_failed", "Deliveries that failed and will be retried."),
+    signals.messages_dead_lettered: Count("messages_dead_lettered", "Messages that were dead-lettered.", "ids"),
+    signals.messages_expired: Count("messages_expired", "Messages deleted because their TTL had passed.", "count"),
+    signals.messages_redriven: Count("messages_redriven", "Dead letters sent back to their queue.", "count"),
     signals.messages_purged: Count("messages_purged", "Messages purged.", "count"),
-    signals.orphans_adopted: Count("orphans_adopted", "Orphans given back to their queue.", "count"),
+    signals.orphans_adopted: Count("orphans_adopted", "Orphans that were returned to their queue.", "count"),
     signals.lease_lost: Count("leases_lost", "Messages whose lease was lost before they were settled.", "ids"),
     signals.queue_reaped: Count("queues_reaped", "Idle queues deleted by the reaper.", unit="{queue}"),
     signals.queue_healed: Count(
-        "queues_healed", "Queues made again, by why they were gone.", label="cause", unit="{queue}"
+        "queues_healed", "Queues that were recreated, by the cause of their absence.", label="cause", unit="{queue}"
     ),
     signals.subscription_lagged: Count(
-        "subscriptions_lagged", "Times that a live subscriber missed messages.", label="reason", unit="{time}"
+        "subscriptions_lagged", "How often a live subscriber missed messages.", label="reason", unit="{time}"
     ),
 }
 
-# Names that have a label.
+# Names with a label of their own.
 _names: set[str] = set()
 _names_lock = threading.Lock()
 
 
 def label_of(name: str) -> str:
-    """Return the label of a queue or topic: its name, or ``OTHERS`` where ``MAX_NAMES`` have one already."""
+    """Return the label of a queue or topic: its name, or ``OTHERS`` if ``MAX_NAMES`` other names have labels."""
     if name in _names:
         return name
     with _names_lock:

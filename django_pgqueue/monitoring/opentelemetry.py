@@ -1,9 +1,9 @@
 """
 Traces and metrics for OpenTelemetry. Needs the extra: ``pip install django-pg-messagequeue[opentelemetry]``.
 
-``install()`` switches it on, for this process. A publish is a span, whose context travels in the messages'
-headers; claims and runs of handlers are spans with links to it. docs/opentelemetry.md lists spans, attributes
-and instruments, which are named by the semantic conventions for messaging.
+``install()`` enables it for this process. A publish is a span whose context is stored in the messages' headers. Claims
+and runs of handlers are spans with links to it. Names follow the semantic conventions for messaging.
+docs/opentelemetry.md lists all spans, attributes and instruments.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ OUTCOME = "pgqueue.outcome"
 DELIVERY_COUNT = "pgqueue.delivery_count"
 COPIES = "pgqueue.copies"
 
-# The names of the operations that are spans, and their types by the conventions.
+# The operations that have spans, and their types in the conventions.
 PUBLISH, CLAIM, PROCESS = "publish", "claim", "process"
 TYPES = {PUBLISH: "send", CLAIM: "receive", PROCESS: "process"}
 
-# A span has no more links, nor exceptions, however many messages it is about. As many links as the SDK keeps.
+# Limits for one span. The SDK's own limit for links is 128, too.
 MAX_LINKS = 128
 MAX_EXCEPTIONS = 10
 
-# Buckets in seconds: those that the conventions advise, and for waits, which may be long.
+# Histogram buckets in seconds. DURATIONS are those of the conventions. Waits can be much longer.
 DURATIONS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14400)
 
@@ -64,32 +64,32 @@ Attributes = dict[str, str | bool | int]
 
 
 class Telemetry:
-    """What is told to OpenTelemetry: see ``instrumentation.Instrument``."""
+    """The ``instrumentation.Instrument`` that reports to OpenTelemetry."""
 
     def __init__(self, tracer: Tracer, meter: Meter) -> None:
         self._tracer = tracer
         self._duration = meter.create_histogram(
             "messaging.client.operation.duration",
             "s",
-            "Duration of publishes, and of claims that brought something.",
+            "Duration of publishes, and of claims that returned messages.",
             explicit_bucket_boundaries_advisory=DURATIONS,
         )
         self._sent = meter.create_counter(
-            "messaging.client.sent.messages", "{message}", "Messages published, also such as are rolled back later."
+            "messaging.client.sent.messages", "{message}", "Messages published, including those rolled back later."
         )
         self._consumed = meter.create_counter(
-            "messaging.client.consumed.messages", "{message}", "Messages claimed, or handed to a live subscriber."
+            "messaging.client.consumed.messages", "{message}", "Messages claimed, or passed to a live subscriber."
         )
         self._processing = meter.create_histogram(
             "messaging.process.duration",
             "s",
-            "Duration of runs of handlers and of subscribers' callbacks.",
+            "Duration of handlers and of subscribers' callbacks.",
             explicit_bucket_boundaries_advisory=DURATIONS,
         )
         self._wait = meter.create_histogram(
             "pgqueue.message.wait",
             "s",
-            "From when a message was due to the start of its handler.",
+            "Time from when a message was due to the start of its handler.",
             explicit_bucket_boundaries_advisory=WAITS,
         )
         self._counters = {
@@ -101,7 +101,7 @@ class Telemetry:
 
     @contextmanager
     def publishing(self, target: Target, publication: Publication) -> Iterator[None]:
-        """Be around a publish, and let its context travel in the messages, unless they bring one of their own."""
+        """Record a publish as a span. Its context is put into the headers, unless the caller passed one there."""
         given = creation_of(publication.headers)
         labels = labels_of(PUBLISH, target)
         count, began = 1, time.perf_counter()
@@ -126,8 +126,8 @@ class Telemetry:
             self._sent.add(count, labels)
 
     def claimed(self, target: Target, messages: Sequence[Traced], began: float) -> None:
-        """Make a span of a claim that is over."""
-        # Spans have this host's time, all of them.
+        """Record a finished claim as a span. ``began`` is its start by ``time.monotonic()``."""
+        # All spans use this host's clock.
         now, elapsed = time.time_ns(), time.monotonic() - began
         attributes = attributes_of(CLAIM, target)
         attributes[MESSAGE_COUNT] = len(messages)
@@ -145,7 +145,7 @@ class Telemetry:
 
     @contextmanager
     def handling(self, target: Target, handling: Handling) -> Iterator[None]:
-        """Be around a run of a handler: what it does belongs to this span."""
+        """Record a run of a handler as a span, which is current while the handler runs."""
         labels = labels_of(PROCESS, target)
         for wait in handling.waits:
             self._wait.record(max(wait, 0.0), labels)
@@ -165,23 +165,23 @@ class Telemetry:
         finally:
             self._processing.record(time.perf_counter() - began, labels)
             if target.is_topic:
-                # Nobody claimed it.
+                # Live messages are never claimed, so ``claimed()`` does not count them.
                 self._consumed.add(len(handling.messages), labels)
 
     # --- Counters and gauges ---
 
     def count(self, sender: Any, signal: Any, **kwargs: Any) -> None:
-        """Count what a signal tells of."""
+        """Count what a signal reports."""
         labels, amount = COUNTS[signal].of(sender, kwargs)
         self._counters[signal].add(amount, dict(zip(COUNTS[signal].labels, labels, strict=True)))
 
     def note_heal(self, sender: str, cause: str, **kwargs: Any) -> None:
-        """Note it in the span of whoever's publish (in a transaction: whose commit) made the queue again."""
+        """Add an event to the span of the publish (in a transaction: the span at commit) that recreated a queue."""
         trace.get_current_span().add_event("queue healed", {DESTINATION: sender, "cause": cause})
 
 
 class Readings:
-    """One reading of the tables for all gauges, each of which is asked for on its own."""
+    """One reading of the tables for all gauges, because OpenTelemetry asks for each gauge separately."""
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -189,7 +189,7 @@ class Readings:
         self._left: gauges_module.Reading = {}
 
     def observe(self, gauge: Gauge) -> list[Observation]:
-        """Return a gauge's values. Where it was asked for since the last reading, the tables are read again."""
+        """Return a gauge's values. Reads the tables again if the gauge was already observed since the last reading."""
         with self._lock:
             if gauge not in self._left:
                 self._left = gauges_module.read(self.using)
@@ -205,11 +205,11 @@ def install(
     gauges: bool = False,
 ) -> None:
     """
-    Trace and count from now on. More than once is no harm: the first call counts.
+    Start tracing and counting. Only the first call has an effect; further calls are harmless.
 
-    Without providers the global ones are taken, also when they are set later. ``gauges``: let this process
-    read the tables each time that metrics are collected, from the database ``using`` (None: ``DATABASE``); all
-    processes would tell the same, so one is enough.
+    Without providers, the global ones are used, even if they are set later. With ``gauges``, this process reads the
+    tables each time that metrics are collected, from the database with the alias ``using`` (None: ``DATABASE``). One
+    process is enough, because all processes would report the same numbers.
     """
     if isinstance(instrumentation.installed(), Telemetry):
         return
@@ -226,7 +226,7 @@ def install(
 
 
 def uninstall() -> None:
-    """End that."""
+    """Stop tracing and counting."""
     instrumentation.uninstall()
     for signal in COUNTS:
         signal.disconnect(dispatch_uid=_UID)
@@ -235,7 +235,7 @@ def uninstall() -> None:
 
 def _create_gauge(meter: Meter, gauge: Gauge, readings: Readings, owner: Telemetry) -> None:
     def observe(options: CallbackOptions) -> list[Observation]:
-        # A meter keeps its instruments for good.
+        # A meter never drops its instruments, so this is still called after ``uninstall()``.
         return readings.observe(gauge) if instrumentation.installed() is owner else []
 
     meter.create_observable_gauge(f"{PREFIX}{gauge.name}", [observe], gauge.unit, gauge.text)
@@ -245,7 +245,7 @@ def _create_gauge(meter: Meter, gauge: Gauge, readings: Readings, owner: Telemet
 
 
 class _Headers(Getter[Mapping[str, Any]]):
-    """Read a message's headers, which may hold any JSON."""
+    """Reads a message's headers, whose values can be any JSON."""
 
     def get(self, carrier: Mapping[str, Any], key: str) -> list[str] | None:
         value = carrier.get(key)
@@ -259,11 +259,11 @@ _headers = _Headers()
 
 
 def creation_of(headers: Mapping[str, Any]) -> SpanContext | None:
-    """Return the span in which a message was published, by its headers. None: they tell of none."""
+    """Return the context of the span in which a message was published. None: its headers name no span."""
     try:
         context = propagate.extract(headers, Context(), _headers)
     except Exception as error:
-        # Headers are anybody's, and a propagator may be the project's.
+        # Any publisher can write the headers, and the propagator can be the project's own.
         instrumentation.note_failure("extract", error)
         return None
     found = trace.get_current_span(context).get_span_context()
@@ -271,7 +271,7 @@ def creation_of(headers: Mapping[str, Any]) -> SpanContext | None:
 
 
 def inject(publication: Publication) -> None:
-    """Let the current context travel in the messages, but for what the caller gave."""
+    """Put the current context into the messages' headers, except for keys that the caller passed."""
     carrier: dict[str, str] = {}
     try:
         propagate.inject(carrier)
@@ -282,9 +282,9 @@ def inject(publication: Publication) -> None:
 
 def links_to(*messages: Traced) -> list[Link]:
     """
-    Return links to the spans in which messages were published, ``MAX_LINKS`` at the most.
+    Return links to the spans in which messages were published, at most ``MAX_LINKS``.
 
-    For spans of code that no handler runs: what claims by hand, and ``async for`` of a topic.
+    Your own spans can use it for messages without a handler: after a manual claim, and in ``async for`` over a topic.
     """
     created = [(message, creation_of(message.headers)) for message in messages[:MAX_LINKS]]
     return [Link(span, {MESSAGE_ID: str(message.id)}) for message, span in created if span is not None]
@@ -294,12 +294,12 @@ def links_to(*messages: Traced) -> list[Link]:
 
 
 def span_name(operation: str, target: Target) -> str:
-    """Return the operation and the destination, of which there are not too many."""
+    """Return the operation and the destination. Auto-deleted queues share one name, so there are not too many names."""
     return f"{operation} {gauges_module.AUTO_DELETED if target.auto_deleted else target.name}"
 
 
 def attributes_of(operation: str, target: Target) -> Attributes:
-    """Return what a span tells of its operation and destination."""
+    """Return a span's attributes for its operation and destination."""
     attributes = _base(operation, target)
     attributes[DESTINATION] = target.name
     if target.auto_deleted:
@@ -309,7 +309,7 @@ def attributes_of(operation: str, target: Target) -> Attributes:
 
 
 def labels_of(operation: str, target: Target) -> Attributes:
-    """Return what an instrument tells of them: of names there are not too many."""
+    """Return an instrument's attributes for its operation and destination, with a limited number of names."""
     labels = _base(operation, target)
     if target.auto_deleted:
         labels[TEMPLATE] = gauges_module.AUTO_DELETED
@@ -323,14 +323,14 @@ def _base(operation: str, target: Target) -> Attributes:
     server = connections.settings[target.using]
     if server["HOST"]:
         base[SERVER_ADDRESS] = str(server["HOST"])
-    # Several, for several hosts, are not a number.
+    # A list of ports, one for each host, is not a number.
     if str(server["PORT"]).isdecimal():
         base[SERVER_PORT] = int(server["PORT"])
     return base
 
 
 def tell_ids(span: Span, target: Target, publication: Publication) -> int:
-    """Tell what a publish that succeeded has inserted. Returns how many messages were sent."""
+    """Record on the span what a successful publish inserted. Returns the number of messages sent."""
     ids = publication.ids or []
     if publication.is_batch:
         span.set_attribute(MESSAGE_COUNT, len(ids))
@@ -343,7 +343,7 @@ def tell_ids(span: Span, target: Target, publication: Publication) -> int:
 
 
 def about(handling: Handling) -> Attributes:
-    """Return what is known of messages before they are handled."""
+    """Return a span's attributes for messages that are about to be handled."""
     if handling.is_batch:
         return {MESSAGE_COUNT: len(handling.messages)}
     (message,) = handling.messages
@@ -354,11 +354,11 @@ def about(handling: Handling) -> Attributes:
 
 
 def tell_end(span: Span, handling: Handling) -> str | None:
-    """Tell how messages ended, and what was raised. Returns the ``error.type``; None: all went well."""
+    """Record outcomes and exceptions on the span. Returns the ``error.type``, or None if all messages were handled."""
     outcomes = set(handling.outcomes)
     if outcomes:
         span.set_attribute(OUTCOME, outcomes.pop() if len(outcomes) == 1 else "mixed")
-    # One exception may stand for a whole batch, and its class may define what equals it.
+    # By id(): one exception can belong to a whole batch, and its class can define __eq__.
     errors = {id(error): (message_id, error) for message_id, error in handling.errors.items()}
     if errors:
         _, first = next(iter(errors.values()))
@@ -375,5 +375,5 @@ def tell_end(span: Span, handling: Handling) -> str | None:
 
 
 def class_name(kind: type[BaseException]) -> str:
-    """Return the name of an exception's class, with its module unless it is Python's own."""
+    """Return the name of an exception's class, with its module unless it is a builtin."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

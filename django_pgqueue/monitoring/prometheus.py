@@ -1,9 +1,9 @@
 """
 Metrics for Prometheus. Needs the extra: ``pip install django-pg-messagequeue[prometheus]``.
 
-Gauges are read from the tables when they are scraped: scrape one process for them (any, they all tell the same).
-Counters are of the process that is scraped, fed by signals: scrape every process that publishes, consumes or reaps.
-docs/metrics.md lists them all.
+Gauges are read from the tables at each scrape. Scrape any one process for them: they all report the same numbers.
+Counters belong to the process and are fed by signals. Scrape every process that publishes, consumes or reaps.
+docs/metrics.md lists all metrics.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from django_pgqueue.monitoring.gauges import COUNTS, Count, Gauge
 
 
 class QueueCollector(Collector):
-    """The gauges, read at each scrape. ``using``: alias of the queues' database (None: ``DATABASE``)."""
+    """The gauges, read at each scrape. ``using`` is the alias of the queues' database (None: ``DATABASE``)."""
 
     def __init__(self, using: str | None = None) -> None:
         self.using = using
 
     def describe(self) -> list[GaugeMetricFamily]:
-        """Return nothing, so that registering it asks no database."""
+        """Return an empty list, so that registering the collector runs no query."""
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -54,13 +54,13 @@ class QueueCollector(Collector):
 
 
 def name_of(measure: Gauge | Count) -> str:
-    """Return the name by which Prometheus knows it."""
+    """Return the name in Prometheus."""
     return f"pgqueue_{measure.name}_seconds" if measure.unit == "s" else f"pgqueue_{measure.name}"
 
 
 @cache
 def counter_of(count: Count) -> Counter:
-    """Return the counter, in the default registry."""
+    """Return the counter, which is in the default registry."""
     return Counter(name_of(count), count.text, count.labels)
 
 
@@ -70,7 +70,11 @@ def _count(sender: Any, signal: Signal, **kwargs: Any) -> None:
 
 
 def install(using: str | None = None) -> None:
-    """Count from now on, and let the default registry read the tables at each scrape. More than once is no harm."""
+    """
+    Start counting, and let the default registry read the tables at each scrape. Calling it again is harmless.
+
+    ``using`` is the alias of the queues' database (None: ``DATABASE``).
+    """
     for signal in COUNTS:
         signal.connect(_count, dispatch_uid="django_pgqueue.metrics")
     global _collector
@@ -83,7 +87,7 @@ _collector: QueueCollector | None = None
 
 
 def registry() -> CollectorRegistry:
-    """Return what a scrape is answered from: in prometheus-client's multiprocess mode, all processes' counters."""
+    """Return the registry for scrapes. In prometheus-client's multiprocess mode it covers all processes."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return REGISTRY
     shared = CollectorRegistry()
@@ -95,15 +99,19 @@ def registry() -> CollectorRegistry:
 @transaction.non_atomic_requests
 def metrics(request: HttpRequest) -> HttpResponse:
     """
-    Answer a scrape: a view for the project's urls.
+    Answer a scrape. This is a view for the project's URLconf.
 
-    It asks for no login: keep it from the public, as every endpoint of this kind.
+    It does not require a login, so do not expose it to the public.
     """
     return HttpResponse(generate_latest(registry()), content_type=CONTENT_TYPE_LATEST)
 
 
 def serve(port: int, host: str, using: str) -> WSGIServer:
-    """Count, and answer scrapes at ``/metrics`` in threads of their own. Raises ``OSError`` where the port is taken."""
+    """
+    Start counting, and answer scrapes at ``/metrics`` in separate threads.
+
+    Raises ``OSError`` if the port is in use.
+    """
     install(using)
     server, _ = start_http_server(port, addr=host, registry=registry())
     return server

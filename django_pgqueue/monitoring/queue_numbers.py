@@ -1,4 +1,4 @@
-"""What people see of each queue: counted for all of them at once, and within bounds."""
+"""The numbers shown for each queue. They are read for all queues at once, and the reads are bounded."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from django_pgqueue.services.counting import Depth, Orphans
 from django_pgqueue.services.declaring import Declaration
 from django_pgqueue.services.minutes import Minute, Newest
 
-# So many messages of each queue are looked at, in each of three walks, and so many dead letters and orphans.
+# Messages of a queue in each of three walks, its dead letters, and its orphans.
 SAMPLE_SIZE = 1_000
-# So many of the newest messages of each queue are looked at for when they were published: of many queues, and of one.
+# The newest messages of a queue, whose times of publishing are read: for several queues, and for a single queue.
 NEWEST, NEWEST_OF_ONE = 300, 5_000
 
-# Minutes that a chart shows, and that a rate is taken of.
+# Minutes in a chart, and minutes over which a rate is computed.
 MINUTES = 60
 RATE_MINUTES = 5
-# A rate of what was published within fewer seconds would be one of a burst.
+# Seconds. Over a shorter time, the rate of publishing would be that of a burst.
 SHORTEST_SPAN = 10.0
 
 
 class Rate(NamedTuple):
-    """Messages a second."""
+    """Messages per second."""
 
     per_second: float
     is_at_least: bool = False
@@ -42,16 +42,16 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True)
 class Numbers:
-    """One queue. ``depth`` is None for one without a row: it has just gone, or only orphans remember it."""
+    """The numbers of one queue. ``depth`` is None if it has no row: it was just deleted, or only orphans name it."""
 
     name: str
     depth: Depth | None = None
-    #: Of this queue, in whichever queue they wait; no more than ``SAMPLE_SIZE`` are counted.
+    #: Dead letters from this queue, wherever they are stored. At most ``SAMPLE_SIZE`` are counted.
     dead_letters: int = 0
     orphans: Orphans = Orphans()
     minutes: Sequence[Minute] = ()
     newest: Newest = Newest()
-    #: By kind: reaped, revived, vanished; of the last day.
+    #: Events of the last day, by kind: reaped, revived, vanished.
     events: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -61,13 +61,13 @@ class Numbers:
 
     @property
     def dead_letter_queue(self) -> str | None:
-        """Where its dead letters go. None: they are parked."""
+        """The name of the queue that gets its dead letters. None: they are parked."""
         configured = None if self.depth is None else self.depth.dead_letter
         return Declaration(self.name, dead_letter=configured).dead_letter_target
 
     @property
     def reapable_in(self) -> float | None:
-        """Seconds until the reaper may remove it, 0 for now. None: it may not, as it is used, or of another kind."""
+        """Seconds until the reaper may delete it, 0 for now. None: it is in use, paused or not auto-deleted."""
         depth = self.depth
         if depth is None or not depth.auto_deleted or depth.paused or self.holds_messages:
             return None
@@ -76,7 +76,7 @@ class Numbers:
 
     @property
     def holds_messages(self) -> bool:
-        """Whether there are any, in whatever state."""
+        """Whether it has messages, in any state."""
         depth = self.depth
         counts = () if depth is None else (depth.ready, depth.delayed, depth.leased, depth.dead, depth.expired)
         return any(counts) or bool(self.orphans.messages)
@@ -85,7 +85,7 @@ class Numbers:
 
     @cached_property
     def published(self) -> dict[int, int]:
-        """How many messages were published, by minutes ago: those that were settled since, and those that wait."""
+        """Messages published, by minutes ago. Includes messages that have been settled since."""
         found = {each.ago: each.published for each in self.minutes if each.published}
         for ago, count in self.newest.by_minute.items():
             if ago < MINUTES:
@@ -94,22 +94,22 @@ class Numbers:
 
     @property
     def exact_minutes(self) -> int:
-        """So many minutes, the present one included, are counted as a whole: of earlier ones there may be more."""
+        """The number of minutes, including this one, that are counted completely. Earlier counts are lower bounds."""
         return max(self.newest.by_minute, default=0) if self.newest.more else MINUTES
 
     @property
     def handle_rate(self) -> Rate:
-        """In the last full minutes, as consumers told it."""
+        """The rate of handling in the last ``RATE_MINUTES`` full minutes, as consumers reported it."""
         handled = sum(each.handled for each in self.minutes if 1 <= each.ago <= RATE_MINUTES)
         return Rate(handled / (RATE_MINUTES * 60))
 
     @property
     def publish_rate(self) -> Rate:
         """
-        In the last minutes of which consumers have told.
+        The rate of publishing in the last ``RATE_MINUTES`` minutes that consumers have reported.
 
-        Where the newest messages do not reach back so far it is at least so many, or as many as they are in the
-        time that they do reach back.
+        If the newest messages do not reach back that far, it is a lower bound: the larger of the counted messages over
+        these minutes and the newest messages over the time that they span.
         """
         first = told_minutes()
         last = first + RATE_MINUTES
@@ -121,22 +121,22 @@ class Numbers:
 
 
 def told_minutes() -> int:
-    """Return how many minutes ago the last one was of which all consumers have told: they do with each heartbeat."""
+    """Return how many minutes ago the last minute was that all consumers reported. They do so at each heartbeat."""
     return 1 + math.ceil(settings.HEARTBEAT_INTERVAL / 60)
 
 
 def at_least(count: int, *, more: bool) -> str:
-    """Return a count as text, with a plus sign where there may be more."""
+    """Return a count as text, with a plus sign if there may be more."""
     return f"{count:,}+" if more and count else f"{count:,}"
 
 
 def is_cut(count: int) -> bool:
-    """Tell whether there may be more of what is counted up to ``SAMPLE_SIZE``."""
+    """Return whether a count stopped at ``SAMPLE_SIZE``, so that there may be more."""
     return count >= SAMPLE_SIZE
 
 
 def numbers_of(names: Sequence[str] | None, using: str) -> dict[str, Numbers]:
-    """Return the numbers of queues by name (None: of all, also of those that only orphans remember)."""
+    """Return the numbers of queues by name (None: of all queues, including those that only orphans name)."""
     depths = {depth.name: depth for depth in counting.depths(SAMPLE_SIZE, using, names)}
     if names is None:
         names = sorted({*depths, *counting.orphans(SAMPLE_SIZE, using)})

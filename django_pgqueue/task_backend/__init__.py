@@ -1,9 +1,9 @@
 """
-Django's Tasks on queues of this package::
+A backend for Django's Tasks that runs on the queues of this package::
 
     TASKS = {"default": {"BACKEND": "django_pgqueue.task_backend.PGQueueBackend"}}
 
-Importing this package imports nothing of Django's Tasks, which may not be there.
+Importing this package does not import Django's Tasks, which may not be installed.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ __all__ = ["PGQueueBackend"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the backend when it is asked for."""
+    """Import the backend on first access."""
     if name == "PGQueueBackend":
         from django_pgqueue.task_backend.backend import PGQueueBackend
 

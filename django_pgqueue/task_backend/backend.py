@@ -3,8 +3,8 @@ A backend for Django's Tasks: enqueueing is a publish, and ``consume_queues`` ru
 
     TASKS = {"default": {"BACKEND": "django_pgqueue.task_backend.PGQueueBackend"}}
 
-Each ``queue_name`` is a queue. A ``Queue`` of that name in a ``queues.py`` module says how its messages are retried,
-expire and become dead letters; without one the settings' defaults hold.
+Each ``queue_name`` is a queue. A ``Queue`` of that name in a ``queues.py`` module determines how its messages are
+retried, expire and are dead-lettered. Without one, the defaults from the settings apply.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from django_pgqueue.validation import MAX_SECONDS, check_count, check_name, chec
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: What OPTIONS may hold, and what holds without.
+#: The keys of OPTIONS, and their defaults.
 OPTIONS: dict[str, Any] = {
-    # Alias of the database of its queues. None: PGQUEUE["DATABASE"].
+    # Alias of the database with the queues. None: PGQUEUE["DATABASE"].
     "database": None,
-    # How many sync tasks, and as many async ones, one process runs at once of each queue.
+    # How many sync tasks of a queue one process runs at the same time, and also how many async tasks.
     "concurrency": 1,
     # Seconds after which a running task's lease is no longer extended.
     "timeout": 3600,
-    # Whether results are kept.
+    # Whether results are stored.
     "results": True,
 }
 
@@ -67,31 +67,31 @@ class InvalidArguments(PayloadError, TypeError):
 
 
 class PGQueueBackend(BaseTaskBackend):
-    """The backend. One instance for each thread and alias in ``TASKS``."""
+    """The backend. Django creates one instance for each thread and alias in ``TASKS``."""
 
     supports_defer = True
     supports_async_task = True
     supports_get_result = True
-    # A claim walks one index in the order of due times and ids; see the docs for what priorities would cost it.
+    # A claim walks one index in the order of due times and ids. The docs say what priorities would cost.
     supports_priority = False
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
         self.supports_get_result = self.option("results") is not False
-        # Held here, or they would be made anew for each task.
+        # A cache, so that a queue is not created for each task.
         self._queues: dict[str, Queue] = {}
 
     def option(self, name: str) -> Any:
-        """Return what ``OPTIONS`` says, or the default."""
+        """Return the value of an option from ``OPTIONS``, or its default."""
         return self.options.get(name, OPTIONS[name])
 
     @property
     def using(self) -> str:
-        """The alias of the database that holds its queues."""
+        """The alias of the database with the queues."""
         return database_alias(self.option("database"))
 
     def queue(self, name: str) -> Queue:
-        """Return the queue of this name: the one that the project declares, or one with the defaults."""
+        """Return the queue of this name: the one that the project declares, or one with the default attributes."""
         queue = self._queues.get(name)
         if queue is None:
             database = self.option("database")
@@ -101,7 +101,7 @@ class PGQueueBackend(BaseTaskBackend):
     # --- Enqueueing ---
 
     def validate_task(self, task: Task[..., Any]) -> None:
-        """Raise ``InvalidTask`` for what Django refuses, and for what no queue and no time can be."""
+        """Raise ``InvalidTask`` if Django rejects the task, or if its queue name or ``run_after`` is invalid here."""
         super().validate_task(task)
         try:
             check_name(task.queue_name)
@@ -112,10 +112,10 @@ class PGQueueBackend(BaseTaskBackend):
 
     def enqueue(self, task: Task[P, R], args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult[P, R]:
         """
-        Publish a task, and return its result, which is ready.
+        Publish a task, and return its result, whose status is READY.
 
-        As ``Queue.publish``: inside ``atomic()`` it is part of the transaction, else it is committed. Raises
-        ``InvalidTask``, ``InvalidArguments``, ``QueueNotFound``.
+        Like ``Queue.publish()``, it is part of the transaction inside ``atomic()``, and is committed at once otherwise.
+        Raises ``InvalidTask``, ``InvalidArguments``, ``PayloadTooLarge`` or ``QueueNotFound``.
         """
         self.validate_task(task)
         payload = encode_call(args, kwargs)
@@ -148,7 +148,7 @@ class PGQueueBackend(BaseTaskBackend):
     # --- Results ---
 
     def get_result(self, result_id: str) -> TaskResult[..., Any]:
-        """Return what is known of a task by now. Raises ``TaskResultDoesNotExist``."""
+        """Return the present result of a task. Raises ``TaskResultDoesNotExist`` if there is none with this id."""
         if not self.supports_get_result:
             return super().get_result(result_id)
         message_id = message_id_of(result_id)
@@ -165,7 +165,7 @@ class PGQueueBackend(BaseTaskBackend):
     # --- Checks ---
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
-        """E011: an option. E012: a queue's name. E013: a queue of tasks that has a handler of its own."""
+        """Return E011 for invalid options, E012 for invalid queue names, E013 for queues that also have a handler."""
         return [
             *(
                 Error(f"TASKS[{self.alias!r}]: {text}", hint=hint, id="django_pgqueue.E011")
@@ -175,7 +175,7 @@ class PGQueueBackend(BaseTaskBackend):
             *(
                 Error(
                     f"TASKS[{self.alias!r}]: queue {name!r} has a handler of its own, so its tasks are not run.",
-                    hint="Give the tasks or the handler another queue.",
+                    hint="Use another queue for the tasks or for the handler.",
                     id="django_pgqueue.E013",
                 )
                 for name in sorted(map(str, self.queues))
@@ -187,7 +187,7 @@ class PGQueueBackend(BaseTaskBackend):
         for key in self.options:
             if key not in OPTIONS:
                 nearest = difflib.get_close_matches(str(key), OPTIONS, n=1)
-                hint = f"Did you mean {nearest[0]!r}?" if nearest else f"There are: {', '.join(OPTIONS)}."
+                hint = f"Did you mean {nearest[0]!r}?" if nearest else f"The options are: {', '.join(OPTIONS)}."
                 yield f"OPTIONS has no {key!r}.", hint
         database = self.option("database")
         if database is not None and database not in django_settings.DATABASES:
@@ -215,7 +215,11 @@ class PGQueueBackend(BaseTaskBackend):
     # --- Running ---
 
     def handler(self, name: str) -> Handler:
-        """Return what a ``Consumer`` takes to run the tasks of a queue. Raises ``ValueError``."""
+        """
+        Return the handler with which a ``Consumer`` runs the tasks of a queue.
+
+        Raises ``ValueError`` if the queue has a handler of its own, or if an option is invalid.
+        """
         if has_handler(name):
             raise ValueError(f"queue {name!r} has a handler of its own, so it cannot be a queue of tasks")
         queue = self.queue(name)
@@ -233,10 +237,10 @@ class PGQueueBackend(BaseTaskBackend):
 
 
 def encode_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the payload of a task as JSON text. Raises ``InvalidArguments`` with the path, or ``PayloadTooLarge``."""
+    """Return a task's payload as JSON text. Raises ``InvalidArguments`` with the path, or ``PayloadTooLarge``."""
     refused: Exception | None = None
     try:
-        # As Django does: bytes become text, any sequence a list.
+        # As Django does it: bytes become str, and any sequence becomes a list.
         call = {"args": normalize_json(list(args)), "kwargs": normalize_json(dict(kwargs))}
     except (TypeError, ValueError, RecursionError) as error:
         refused, call = error, {"args": list(args), "kwargs": dict(kwargs)}
@@ -253,7 +257,7 @@ def encode_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def now_like(moment: datetime) -> datetime:
-    """Return this moment with a time zone, if that one has one."""
+    """Return the present time, aware or naive like ``moment``."""
     return timezone.now() if timezone.is_aware(moment) else datetime.now()
 
 
@@ -261,15 +265,15 @@ def now_like(moment: datetime) -> datetime:
 
 
 def belongs_on_loop(message: Message) -> bool:
-    """Tell whether a message's place is on the event loop."""
+    """Return whether a message's task runs on the event loop."""
     return is_for_loop(message.headers)
 
 
 def our_backends() -> list[PGQueueBackend]:
-    """Return those of the backends in ``TASKS`` that are of this kind."""
+    """Return the backends in ``TASKS`` that are a ``PGQueueBackend``."""
     found = []
     for alias in task_backends:
-        # Another one that cannot be found is not this one's business, and Django's check names it.
+        # Other backends may be missing. Django's own check reports them.
         with suppress(ImproperlyConfigured):
             if isinstance(backend := task_backends[alias], PGQueueBackend):
                 found.append(backend)
@@ -278,9 +282,10 @@ def our_backends() -> list[PGQueueBackend]:
 
 def task_handlers(names: Sequence[str] = ()) -> dict[str, Handler]:
     """
-    Return the handlers of these queues of tasks (none named: of all that ``TASKS`` names), by queue.
+    Return the handlers of these queues of tasks by name, or of all queues in ``TASKS`` if ``names`` is empty.
 
-    A backend whose ``QUEUES`` is empty takes any name that has no handler of its own. Raises ``ValueError``.
+    A backend whose ``QUEUES`` is empty accepts any name without a handler of its own. Raises ``ValueError`` if a queue
+    in ``QUEUES`` has one, or if an option is invalid.
     """
     handlers: dict[str, Handler] = {}
     for backend in our_backends():
@@ -291,5 +296,5 @@ def task_handlers(names: Sequence[str] = ()) -> dict[str, Handler]:
 
 
 def make_queues(using: str) -> list[Queue]:
-    """Return the queues of tasks that ``TASKS`` names, of one database."""
+    """Return the queues in ``TASKS`` that are in this database."""
     return [backend.queue(name) for backend in our_backends() if backend.using == using for name in backend.queues]

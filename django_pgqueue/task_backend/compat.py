@@ -1,7 +1,7 @@
 """
-Django's Tasks under one name: ``django.tasks`` (Django 6.0 and newer), else its backport ``django_tasks``.
+Names from Django's Tasks: from ``django.tasks`` (Django 6.0 and newer), or else from its backport ``django_tasks``.
 
-Importing it raises ``ImportError`` where there is neither.
+Importing this module raises ``ImportError`` if neither is installed.
 """
 
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ elif find_spec("django_tasks"):
     from django_tasks.signals import task_enqueued, task_finished, task_started
     from django_tasks.utils import normalize_json
 
-    # Its next version has Django's name.
+    # The next version of the backport uses Django's name.
     InvalidTask = getattr(_exceptions, "InvalidTask", None) or _exceptions.InvalidTaskError
 else:
     raise ImportError(

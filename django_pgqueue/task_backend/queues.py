@@ -1,7 +1,7 @@
 """
-What ``TASKS`` says of this package's backend.
+The queues and handlers that ``TASKS`` configures for this package's backend.
 
-Where it says nothing, and on a Django that has neither Tasks nor their backport, nothing of them is imported.
+Nothing of Django's Tasks is imported if ``TASKS`` is empty, or if neither Tasks nor the backport is installed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from django_pgqueue.registry import registered_handlers
 
 def handlers_of(names: Sequence[str] = ()) -> list[Handler]:
     """
-    Return the handlers of these queues, of tasks or not (none named: of all that have one).
+    Return the handlers of these queues, whether for tasks or not, or all handlers if ``names`` is empty.
 
-    Raises ``LookupError`` for one that has none, and ``ValueError`` for a queue of tasks that has a handler of its own.
+    Raises ``LookupError`` for a queue without a handler, and ``ValueError`` for a queue of tasks that has a handler of
+    its own.
     """
     tasks = task_handlers(names)
     others = [name for name in names if name not in tasks]
@@ -28,22 +29,22 @@ def handlers_of(names: Sequence[str] = ()) -> list[Handler]:
 
 
 def task_handlers(names: Sequence[str] = ()) -> dict[str, Handler]:
-    """Return the handlers of these queues of tasks (none named: of all), by queue. Raises ``ValueError``."""
+    """Return the handlers of these queues of tasks (empty: of all) by name. Raises ``ValueError``."""
     backend = backend_module()
     return {} if backend is None else backend.task_handlers(names)
 
 
 def make_queues(using: str) -> list[Queue]:
-    """Return the queues of tasks that ``TASKS`` names, of one database."""
+    """Return the queues in ``TASKS`` that are in this database."""
     backend = backend_module()
     return [] if backend is None else backend.make_queues(using)
 
 
 def backend_module() -> ModuleType | None:
     """
-    Return ``backend.py``. None: nobody uses it.
+    Return the module ``backend``, or None if it is not needed.
 
-    Raises ``ImportError`` where ``TASKS`` names it and Django has no Tasks.
+    Raises ``ImportError`` if ``TASKS`` names this package's backend, but Django's Tasks are not installed.
     """
     configured = getattr(django_settings, "TASKS", None)
     if not configured:

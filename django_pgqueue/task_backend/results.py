@@ -1,4 +1,4 @@
-"""Results: what is known of a task by now, of its message and of what workers noted, as Django's ``TaskResult``."""
+"""Results: Django's ``TaskResult``, built from a task's message and from the record that workers keep of it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from django_pgqueue.services.tasks import TaskRecord
 from django_pgqueue.task_backend.compat import TaskError, TaskResult, TaskResultStatus
 from django_pgqueue.task_backend.runner import Ticket, set_on
 
-# The id of a result: that of the message, and a key that nobody guesses.
+# The id of a result consists of the id of the message and a random key.
 RESULT_ID = re.compile("([1-9][0-9]{0,18})-([A-Za-z0-9]{8})")
 KEY_LENGTH = 8
 MAX_ID = 2**63 - 1
 
-# The error of a task that was given up because its workers died.
+# The error of a task that was dead-lettered because its workers died.
 LOST_PATH = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
 
 
 def message_id_of(result_id: object) -> int | None:
-    """Return the message's id in that of a result. None: it can be none."""
+    """Return the id of the message from the id of a result. None: it is not the id of a result."""
     match = RESULT_ID.fullmatch(result_id) if isinstance(result_id, str) else None
     return int(match[1]) if match and int(match[1]) <= MAX_ID else None
 
 
 def ticket_of(record: TaskRecord) -> Ticket | None:
-    """Return what the message says of the task, or what was noted of it. None: it is none."""
+    """Return the ticket from the message's headers, or from the record if there is no message. None: it is no task."""
     if not record.has_message:
         assert record.task is not None and record.backend is not None and record.key is not None
         return Ticket(record.task, record.backend, record.key, record.enqueued_at, record.run_after)
@@ -39,18 +39,18 @@ def ticket_of(record: TaskRecord) -> Ticket | None:
 
 
 def status_of(record: TaskRecord) -> TaskResultStatus:
-    """Return the status. Where the message is still there it rules, whatever a worker that died had noted."""
+    """Return the status. The message, as long as it exists, overrides what a worker recorded before it died."""
     if record.has_message:
         if record.is_held:
             return TaskResultStatus.RUNNING
         return TaskResultStatus.FAILED if record.is_dead else TaskResultStatus.READY
-    # Gone before it was done: purged or expired, it will not run again.
+    # If the message was purged or expired before the task finished, it will not run again.
     is_done = record.status == TaskResultStatus.SUCCESSFUL
     return TaskResultStatus.SUCCESSFUL if is_done else TaskResultStatus.FAILED
 
 
 def make_result(result_id: str, record: TaskRecord, ticket: Ticket) -> TaskResult[..., Any]:
-    """Return a record as Django's result."""
+    """Return a record as Django's ``TaskResult``. Raises what ``Ticket.load()`` raises."""
     status = status_of(record)
     is_finished = status in (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
     errors = json.loads(record.errors or "[]")
@@ -59,7 +59,7 @@ def make_result(result_id: str, record: TaskRecord, ticket: Ticket) -> TaskResul
         and record.status != TaskResultStatus.FAILED
         and status == TaskResultStatus.FAILED
     ):
-        # Given up by nobody who ran it: its worker was lost on the last delivery, say.
+        # It was dead-lettered without an error of the task, for example because its worker died on the last delivery.
         errors.append({"exception_class_path": LOST_PATH, "traceback": record.dead_reason})
     call = decode(record.arguments) if record.arguments is not None else {"args": [], "kwargs": {}}
     result: TaskResult[..., Any] = TaskResult(

@@ -1,8 +1,8 @@
 """
-Run tasks: what a worker does with a message that carries one.
+Running tasks: what a worker does with the message of a task.
 
-An attempt settles its message by itself, together with what is kept of the task: that a task has finished and that
-its message is gone are one.
+An attempt settles its message itself, together with the record of the task: recording that the task has finished and
+deleting its message are one atomic step.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ from django_pgqueue.task_backend.compat import (
 
 T = TypeVar("T")
 
-# Of each task the last failures are kept, and of each traceback its end: that is where the error is.
+# The last failures of a task are kept, and the end of each traceback, because it contains the error.
 MAX_ERRORS = 10
 MAX_TRACEBACK_CHARS = 20_000
 
-# The worker of an attempt that is not known.
+# Stands for the workers of earlier attempts when results are not stored.
 UNKNOWN_WORKER = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What the headers of a task's message say of it."""
+    """The headers of a task's message."""
 
     task: str
     backend: str
     key: str
     enqueued_at: datetime | None = None
     run_after: datetime | None = None
-    #: Whether it was a coroutine function when it was enqueued: its place is on the event loop.
+    #: Whether the function was a coroutine function when it was enqueued. The task then runs on the event loop.
     is_async: bool = False
 
     @property
@@ -78,7 +78,7 @@ class Ticket:
 
     @classmethod
     def of(cls, headers: Mapping[str, Any]) -> Ticket | None:
-        """Read headers. None: they are not those of a task."""
+        """Return the ticket in these headers. None: they are not the headers of a task."""
         try:
             times = [headers.get(name) for name in ("enqueued_at", "run_after")]
             enqueued_at, run_after = (None if text is None else datetime.fromisoformat(text) for text in times)
@@ -94,7 +94,7 @@ class Ticket:
         return f"{message_id}-{self.key}"
 
     def load(self, queue: str) -> Task[..., Any]:
-        """Return the task, as it was enqueued. Raises ``ImportError``, ``InvalidTask`` or what importing it raises."""
+        """Return the task as it was enqueued. Raises ``ImportError``, ``InvalidTask``, or what its import raises."""
         found = import_string(self.task)
         if not isinstance(found, Task):
             raise InvalidTask(f"{self.task} is not a task")
@@ -102,7 +102,7 @@ class Ticket:
 
 
 def is_for_loop(headers: Mapping[str, Any]) -> bool:
-    """Tell whether a task's place is on the event loop."""
+    """Return whether a task runs on the event loop."""
     return headers.get("async") is True
 
 
@@ -113,14 +113,14 @@ class TaskRunner:
         self.queue = queue
 
     def run(self, message: Message) -> TaskAttempt | None:
-        """Run a task in this thread. None: the lease was lost before it began."""
+        """Run a task in this thread, and return the attempt. None: the lease was lost before the task started."""
         attempt = self._begin(message)
         if attempt is not None and attempt.error is None:
             attempt.call()
         return attempt
 
     async def arun(self, message: Message) -> TaskAttempt | None:
-        """See ``run()``. On the event loop."""
+        """Run a task on the event loop. See ``run()``."""
         attempt = await sync_to_async(self._begin)(message)
         if attempt is not None and attempt.error is None:
             await attempt.acall()
@@ -156,13 +156,13 @@ class TaskAttempt:
     keeps_result: bool = True
     sender: type | None = None
     result: TaskResult[..., Any] | None = None
-    #: JSON of what it returned.
+    #: The return value, as JSON.
     returned: str = "null"
     error: BaseException | None = None
     _outage: Outage = field(default_factory=lambda: Outage("task"))
 
     def start(self) -> bool:
-        """Note that it starts. Returns whether its lease is held."""
+        """Record that the attempt starts. Returns whether the lease is still held."""
         message = self.run.message
         if self.keeps_result:
             return self._patiently(lambda: tasks.start_run(self.run, self.queue.using))
@@ -172,7 +172,7 @@ class TaskAttempt:
         return True
 
     def load(self, ticket: Ticket, sender: type) -> None:
-        """Find the task, and tell that it starts."""
+        """Import the task, and send ``task_started``."""
         task, payload = ticket.load(self.run.message.queue), self.run.message.payload
         self.result = TaskResult(
             task=task,
@@ -192,7 +192,7 @@ class TaskAttempt:
         self._tell(task_started)
 
     def call(self) -> None:
-        """Call the function. What it raises is an outcome, whatever it is."""
+        """Call the function. Any exception that it raises is stored in ``error``."""
         try:
             assert self.result is not None
             self._returned(self.result.task.call(*self._args(), **self.result.kwargs))
@@ -200,7 +200,7 @@ class TaskAttempt:
             self.error = error
 
     async def acall(self) -> None:
-        """See ``call()``."""
+        """Call the coroutine function. See ``call()``."""
         try:
             assert self.result is not None
             self._returned(await self.result.task.acall(*self._args(), **self.result.kwargs))
@@ -219,9 +219,10 @@ class TaskAttempt:
 
     def settle(self, settlement: Settlement) -> Settlement:
         """
-        Settle the message and keep the result, as ``settlement`` says; tell that the task has finished, if it has.
+        Settle the message and store the result as ``settlement`` says. Send ``task_finished`` if the task has ended.
 
-        Returns what is left to do. While the database is away it waits: the work is done, and must not be done again.
+        Returns what the consumer still has to do. While the database is unavailable, it waits: the work is done, and
+        must not be repeated.
         """
         outcome = settlement.outcome
         if outcome is not Outcome.ACK:
@@ -245,7 +246,7 @@ class TaskAttempt:
         return Settlement(Outcome.FAILED, reason, settlement.delay)
 
     def _settle_without(self, settlement: Settlement) -> Settlement:
-        """Leave it to the consumer, which settles many at once."""
+        """Leave settling to the consumer, which settles many messages in one statement."""
         is_last = self.run.message.delivery_count >= declaration_of(self.queue).max_deliveries
         if settlement.outcome is not Outcome.NACK or is_last:
             self._ended(settlement.outcome, session.now(self.queue.using))
@@ -256,7 +257,7 @@ class TaskAttempt:
             status = TaskResultStatus.FAILED if self.error is not None else TaskResultStatus.SUCCESSFUL
             set_on(self.result, status=status, finished_at=finished_at)
             try:
-                # For receivers that log the exception that is being handled, as Django's does.
+                # Receivers, such as Django's, log the exception that is being handled.
                 if self.error is not None:
                     raise self.error
             except BaseException:
@@ -271,17 +272,17 @@ class TaskAttempt:
     def _note_error(self) -> None:
         assert self.error is not None
         kind = type(self.error)
-        told = {
+        entry = {
             "exception_class_path": f"{kind.__module__}.{kind.__qualname__}",
             "traceback": dead_letters.storable("".join(format_exception(self.error))[-MAX_TRACEBACK_CHARS:]),
         }
-        errors = [*json.loads(self.run.errors), told][-MAX_ERRORS:]
+        errors = [*json.loads(self.run.errors), entry][-MAX_ERRORS:]
         self.run.errors = json.dumps(errors)
         if self.result is not None:
             set_on(self.result, errors=[TaskError(**error) for error in errors], _return_value=None)
 
     def _patiently(self, statement: Callable[[], T]) -> T:
-        """Run a statement; while the database is away, wait and try again."""
+        """Run a statement. While the database is unavailable, wait and try again."""
         connection = connections[self.queue.using]
         while True:
             try:
@@ -297,6 +298,6 @@ class TaskAttempt:
 
 
 def set_on(result: TaskResult[..., Any] | None, **values: Any) -> None:
-    """Set what a result says of its task: it is frozen for everybody else."""
+    """Set attributes of a result, which is a frozen dataclass."""
     for name, value in values.items():
         object.__setattr__(result, name, value)

@@ -1,5 +1,7 @@
 """
-What a project's own tests need: what was published, handlers run here and now, time that passes, faults.
+Tools for the tests of your project.
+
+Use them to check published messages, run handlers in the test, let time pass, and cause faults::
 
     from django_pgqueue.testing import assert_published, drain
 
@@ -10,9 +12,9 @@ What a project's own tests need: what was published, handlers run here and now, 
             drain(orders)
             assert Order.objects.get().paid
 
-Everything goes through the real tables and the real code, on the test's own connection and, inside a ``TestCase``,
-in its transaction. Nothing here commits. From the import on, this process notes what it publishes, so that a message
-is known after it was handled, too. With pytest the same is in the fixture ``pgqueue``.
+Everything uses the real tables and the real code, on the test's connection and, inside a ``TestCase``, in its
+transaction. Nothing here commits. Once this package is imported, the process records the messages that it publishes,
+so that they are known even after they have been handled. With pytest, the fixture ``pgqueue`` has the same functions.
 """
 
 from django_pgqueue.testing.assertions import ANYTHING, assert_published

@@ -1,4 +1,4 @@
-"""Assertions that say what was there instead."""
+"""Assertions whose failures show what was published instead."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from django_pgqueue.queues import Queue
 from django_pgqueue.testing.journal import Published, published
 from django_pgqueue.testing.names import alias_of, name_of
 
-# How many messages a failure lists, and how many characters of each.
-LISTED = 10
-WIDTH = 300
+# In the text of a failed assertion.
+MAX_LISTED = 10
+MAX_SHOWN_CHARS = 300
 
 
 class _Anything:
@@ -27,7 +27,7 @@ class _Anything:
         return "ANYTHING"
 
 
-#: Equals everything: for a value in a payload that a test does not know.
+#: Equals everything. Use it for a value in a payload that the test does not know.
 ANYTHING: Any = _Anything()
 
 
@@ -43,12 +43,15 @@ def assert_published(
     using: str | None = None,
 ) -> list[Published]:
     """
-    Assert that a message was published to the queue, or ``count`` of them (0: none), and return them.
+    Assert that a matching message was published to the queue, and return the matching messages.
 
-    ``payload``: equal to what a handler gets, so a tuple was published as a list. ``headers``: these are there with
-    these values; others may be. ``delay`` and ``ttl``: seconds, ``ttl`` None for never. What is not given may be
-    anything, and ``ANYTHING`` stands for any value inside a payload. ``since`` and ``using`` as ``published()``.
-    Raises ``AssertionError`` with what was published instead, and how the closest message differs.
+    ``count`` is the exact number of matching messages (0: none; None: at least one). ``payload`` is compared with the
+    payload that a handler receives, so a published tuple is compared as a list. ``headers`` must be present with these
+    values, and others may be, too. ``delay`` and ``ttl`` are in seconds; a ``ttl`` of None means that the message never
+    expires. Omitted arguments match anything, and ``ANYTHING`` matches any value inside a payload. ``since`` and
+    ``using`` have the same meaning as in ``published()``.
+
+    Raises ``AssertionError`` with the messages that were published instead, and how the closest one differs.
     """
     __tracebackhide__ = True
     expected = {"payload": payload, "headers": ANYTHING if headers is None else headers, "delay": delay, "ttl": ttl}
@@ -83,13 +86,13 @@ def _summary(name: str, count: int | None, found: int, asked: Mapping[str, Any])
 
 def _listing(name: str, there: Sequence[Published], everything: Sequence[Published]) -> list[str]:
     lines = [f"published to {name!r}: {len(there)}"]
-    for message in there[:LISTED]:
-        told = {"payload": message.payload, "headers": message.headers, "delay": message.delay, "ttl": message.ttl}
+    for message in there[:MAX_LISTED]:
+        values = {"payload": message.payload, "headers": message.headers, "delay": message.delay, "ttl": message.ttl}
         lines.append(
-            f"    #{message.id} {_shown({key: value for key, value in told.items() if value or key == 'payload'})}"
+            f"    #{message.id} {_shown({key: value for key, value in values.items() if value or key == 'payload'})}"
         )
-    if len(there) > LISTED:
-        lines.append(f"    and {len(there) - LISTED} more")
+    if len(there) > MAX_LISTED:
+        lines.append(f"    and {len(there) - MAX_LISTED} more")
     others = Counter(message.queue for message in everything if message.queue != name)
     if others:
         lines.append(f"to other queues: {', '.join(f'{other!r} ({count})' for other, count in sorted(others.items()))}")
@@ -98,11 +101,11 @@ def _listing(name: str, there: Sequence[Published], everything: Sequence[Publish
 
 def _shown(values: Mapping[str, Any]) -> str:
     text = " ".join(f"{key}={value!r}" for key, value in values.items())
-    return text if len(text) <= WIDTH else f"{text[:WIDTH]}…"
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
 
 
 def _closest(there: Sequence[Published], asked: Mapping[str, Any]) -> list[str]:
-    """Return how the message that is most like what was expected differs from it."""
+    """Return how the most similar message differs from the expected one."""
     wanted = _lines(asked)
     found = [(message.id, _lines({key: getattr(message, key) for key in asked})) for message in there]
     id, lines = max(

@@ -1,8 +1,8 @@
 """
-Time that passes.
+Letting time pass.
 
-Leases, delays, expiry and idleness are decided by the database's clock, which no test can turn. So the rows are moved
-instead: a time in a row that is ten seconds further back is what ten seconds later would be.
+Leases, delays, expiry and idleness depend on the database's clock, which a test cannot change. The times in the rows
+are moved back instead: moving them back by ten seconds has the same effect as waiting for ten seconds.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from django_pgqueue.services.beliefs import beliefs
 from django_pgqueue.testing.names import alias_of
 from django_pgqueue.validation import Seconds, check_seconds
 
-# A dead letter that is parked is due then, and known by it.
+# The due time that marks a parked dead letter.
 PARKED = datetime(9000, 1, 1, tzinfo=UTC)
 
 
 def advance(seconds: Seconds, *, using: str | None = None) -> None:
     """
-    Let so many seconds (a number or a ``timedelta``) pass for the queues of a database.
+    Let time pass for the queues of a database. ``seconds`` is a number or a ``timedelta``.
 
-    Each time that stands in a row of the queue's tables is moved back by them: due times, expiries, ends of leases,
-    last uses of queues, heartbeats of consumers, the reaper's tombstones and runs, the times of publishing and dying.
-    So delays end, messages expire, leases lapse, queues fall idle, owners are missed. What this process believes of the
-    queues that it declared grows older, too.
+    All times in this package's tables are moved back: due times, expiry times, ends of leases, last uses of queues,
+    heartbeats of consumers, tombstones and runs of the reaper, and the times at which messages were published or
+    dead-lettered. As a result, delays end, messages expire, leases lapse, queues become idle, and exclusive consumers
+    count as dead. The cached declarations of queues in this process age, too.
 
-    Nothing else is moved: not Python's clock, nor the project's own tables, nor the charts' minutes, the texts of a
-    message's failures, the timers of a consumer that runs. Nothing is done, either: a message that expires is still
-    there until the reaper comes. Part of the transaction, if there is one.
+    Nothing else changes: not Python's clock, the project's own tables, the minutes in the charts, the texts in a
+    message's failures, or the timers of a running consumer. Nothing is processed either: an expired message remains
+    until the reaper runs. Inside ``atomic()``, the changes are part of the transaction.
     """
     seconds = check_seconds(seconds, "seconds", zero=False)
     alias = alias_of(None, using)
@@ -55,10 +55,11 @@ def advance(seconds: Seconds, *, using: str | None = None) -> None:
 
 def lapse_lease(message: Message, *, using: str | None = None) -> None:
     """
-    Let the lease of a claimed message end now, as if its worker had been stopped for that long.
+    Let the lease of a claimed message expire now, as if its worker had been stopped for that long.
 
-    The next claim takes the message again, as a suspect, and then settling the first claim raises ``LeaseLost``, which
-    this raises too where the lease is lost already. Until somebody claims it, the first claim can still be settled.
+    The next claim takes the message again, as a suspect, and settling the first claim then raises ``LeaseLost``. Until
+    the message is claimed again, the first claim can still be settled. Raises ``LeaseLost`` if the lease is already
+    lost.
     """
     held = MessageQueueItem.objects.using(alias_of(message.queue, using)).filter(
         pk=message.id, lease_token=message.token

@@ -1,4 +1,4 @@
-"""Run the registered handlers here and now, as ``consume_queues`` runs them."""
+"""Running the registered handlers in the test, as ``consume_queues`` runs them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from django_pgqueue.validation import check_count
 
 Queues = Queue | str | Sequence[Queue | str] | None
 
-# So many deliveries in one drain are no test: something publishes for ever.
+# For one drain. A drain that reaches it probably never ends, because a handler publishes again and again.
 DELIVERY_LIMIT = 10_000
-# Seconds beyond a due time, which is rounded.
-MOMENT = 0.001
+# Seconds. Due times are rounded.
+ROUNDING_MARGIN = 0.001
 
 
 class Failure(NamedTuple):
@@ -42,7 +42,7 @@ class Failure(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A message that was given up."""
+    """A message that was dead-lettered."""
 
     id: int
     queue: str
@@ -51,24 +51,24 @@ class DeadLetter(NamedTuple):
 
 @dataclass
 class Drained:
-    """What became of messages. One that was tried twice is in it twice."""
+    """The outcomes of deliveries. A message that was delivered twice is listed twice."""
 
-    #: Deliveries that ended well.
+    #: Deliveries whose handler succeeded.
     handled: list[Message] = field(default_factory=list)
-    #: Deliveries that raised, also ``Nack`` and ``Reject``.
+    #: Deliveries whose handler raised, including ``Nack`` and ``Reject``.
     failed: list[Failure] = field(default_factory=list)
-    #: What went to a dead-letter queue, or was parked.
+    #: Messages that were moved to a dead-letter queue or parked.
     dead_lettered: list[DeadLetter] = field(default_factory=list)
-    #: Ids of what could not be settled, for the lease was lost.
+    #: Ids of messages that could not be settled because their lease was lost.
     lost: list[int] = field(default_factory=list)
 
     @property
     def deliveries(self) -> int:
-        """How many times a handler got a message."""
+        """The number of times that a handler received a message."""
         return len(self.handled) + len(self.failed)
 
     def error(self) -> BaseException | None:
-        """Return the first error that a handler raised and did not mean as an answer. None: there is none."""
+        """Return the first exception of a handler other than ``Nack`` and ``Reject``. None: there is none."""
         return next((error for _, error in self.failed if not isinstance(error, (Nack, Reject))), None)
 
 
@@ -81,20 +81,22 @@ def drain(
     using: str | None = None,
 ) -> Drained:
     """
-    Run the handlers and tasks of a queue, or of these, or of all (None) until nothing is ready; tell what happened.
+    Run the handlers and tasks of a queue, of several queues, or of all queues (None) until no message is ready.
 
-    Each message is claimed, handled and settled as ``consume_queues`` does it: acks, retries with their back-off, dead
-    letters, ``ack="atomic"`` and ``"early"``, batches, async handlers. Inside a ``TestCase`` in the calling thread and
-    in the test's transaction; what a handler does wrong in SQL is undone and ends no more than it would in a worker.
-    In a ``TransactionTestCase`` in worker threads, on connections of their own.
+    Each message is claimed, handled and settled as in ``consume_queues``: with acks, retries and their back-off, dead
+    letters, ``ack="atomic"`` and ``"early"``, batches, and async handlers. Inside a ``TestCase``, handlers run in the
+    calling thread and in the test's transaction. SQL errors in a handler are rolled back, and affect no more than they
+    would in a worker. In a ``TransactionTestCase``, handlers run in worker threads with their own connections. Returns
+    the outcomes as ``Drained``.
 
-    ``limit``: end after so many deliveries; without it ten thousand are a ``RuntimeError``. ``include_delayed``: where
-    only delayed messages are left, retries among them, let time pass until the next is due (see ``advance()``) and go
-    on. ``raises``: end with the first error of a handler, once that is settled, and raise it; ``Nack`` and ``Reject``
-    are answers, no errors.
+    ``limit`` ends the drain after this number of deliveries. Without a limit, ten thousand deliveries raise
+    ``RuntimeError``. With ``include_delayed``, whenever only delayed messages remain, retries included, time passes
+    until the next one is due (see ``advance()``) and the drain continues. With ``raises``, the drain ends at the first
+    exception of a handler: its message is settled, and the exception is raised. ``Nack`` and ``Reject`` do not count as
+    exceptions here.
 
-    Raises ``LookupError`` where a queue has no handler, and ``RuntimeError`` inside the caller's own ``atomic()``: a
-    worker would see nothing of it yet.
+    Raises ``LookupError`` if a queue has no handler, and ``RuntimeError`` inside your own ``atomic()`` block, because a
+    worker could not see its changes yet.
     """
     names = None if queue is None else [name_of(each) for each in _listed(queue)]
     alias = alias_of(_listed(queue)[0] if names else None, using)
@@ -111,7 +113,7 @@ def run(handlers: Sequence[Handler], *, limit: int | None, include_delayed: bool
     with watching(handlers) as watch:
         done = watch.done
         while done.deliveries < most:
-            # One at a time where the first error ends it: what is held beyond that would be handled.
+            # One message at a time if the first error ends the drain. Otherwise other held messages would be handled.
             most_held = 1 if raises else None
             consumer = Consumer(
                 watch.handlers,
@@ -130,13 +132,13 @@ def run(handlers: Sequence[Handler], *, limit: int | None, include_delayed: bool
                 break
             advance(wait, using=alias)
         if limit is None and done.deliveries >= most:
-            raise RuntimeError(f"{most} deliveries, and no end: does a handler publish to a queue that is drained?")
+            raise RuntimeError(f"{most} deliveries without an end: does a handler publish to a queue that is drained?")
     return done
 
 
 @contextmanager
 def watching(handlers: Sequence[Handler]) -> Iterator[Watch]:
-    """Give what becomes of the messages that these handlers get, and handlers that tell it."""
+    """Yield a ``Watch`` of these handlers. Its own ``handlers`` report their outcomes to it."""
     watch = Watch(handlers)
     signals.lease_lost.connect(watch.lose)
     signals.message_failed.connect(watch.fail)
@@ -149,25 +151,25 @@ def watching(handlers: Sequence[Handler]) -> Iterator[Watch]:
 
 
 class Watch:
-    """What becomes of messages, as it is told from whatever thread."""
+    """Collects the outcomes of deliveries, which any thread may report."""
 
     def __init__(self, handlers: Sequence[Handler]) -> None:
         self.done = Drained()
-        #: Called when there is a first error.
+        #: Called after the first error.
         self.on_error: list[Callable[[], object]] = []
         self.handlers = [_watched(handler, self.end) for handler in handlers]
         self._names = {handler.queue.name for handler in handlers}
         self._lock = threading.Lock()
 
     def end(self, messages: Sequence[Message], errors: dict[int, BaseException]) -> None:
-        """A handler has ended, with these errors by id."""
+        """Record that a handler has ended, with the errors by message id."""
         with self._lock:
             self.done.handled += [message for message in messages if message.id not in errors]
             self.done.failed += [Failure(each, errors[each.id]) for each in messages if each.id in errors]
         self._heed()
 
     def fail(self, sender: str, message: Message, error: str, **kwargs: Any) -> None:
-        """A delivery failed: news where its handler had ended well, as when the commit of ack="atomic" fails."""
+        """Record a failed delivery whose handler succeeded, for example if the commit of ack="atomic" fails."""
         with self._lock:
             if message in self.done.handled:
                 self.done.handled.remove(message)
@@ -175,14 +177,14 @@ class Watch:
         self._heed()
 
     def set_aside(self, call: dict[str, Any], taken: list[int]) -> None:
-        """Messages were dead-lettered, by this call."""
+        """Record that a call of ``dead_letter()`` dead-lettered messages."""
         name, ids, reasons = call["declaration"].name, call["ids"], call["reasons"]
         reason_of = dict(zip(ids, [reasons] * len(ids) if isinstance(reasons, str) else reasons, strict=True))
         if name in self._names:
             self.done.dead_lettered += [DeadLetter(id, name, reason_of[id]) for id in taken]
 
     def lose(self, sender: str, ids: list[int], **kwargs: Any) -> None:
-        """Leases were lost."""
+        """Record lost leases."""
         if sender in self._names:
             self.done.lost += ids
 
@@ -226,17 +228,17 @@ def _watched(handler: Handler, end: End) -> Handler:
 
 
 def _watched_tasks(handler: Handler, end: End) -> Handler:
-    def tell(message: Message, attempt: Attempt | None) -> Attempt | None:
+    def report(message: Message, attempt: Attempt | None) -> Attempt | None:
         if attempt is not None:
             end([message], {} if attempt.error is None else {message.id: attempt.error})
         return attempt
 
     async def handle_async(message: Message) -> Attempt | None:
         assert handler.async_function is not None
-        return tell(message, await handler.async_function(message))
+        return report(message, await handler.async_function(message))
 
     return replace(
-        handler, function=lambda message: tell(message, handler.function(message)), async_function=handle_async
+        handler, function=lambda message: report(message, handler.function(message)), async_function=handle_async
     )
 
 
@@ -247,7 +249,7 @@ def _listed(queue: Queues) -> Sequence[Queue | str]:
 
 
 def _next_delay(names: Sequence[str], alias: str) -> float | None:
-    """Return the seconds until the next delayed message of these queues is due. None: there is none."""
+    """Return the seconds until the next delayed message of these queues is due. None: there is no delayed message."""
     waiting = MessageQueueItem.objects.using(alias).filter(queue__in=names, read_after__gt=Now(), read_after__lt=PARKED)
     first = waiting.order_by("read_after").values_list("read_after", flat=True).first()
-    return None if first is None else max((first - session.now(alias)).total_seconds(), 0.0) + MOMENT
+    return None if first is None else max((first - session.now(alias)).total_seconds(), 0.0) + ROUNDING_MARGIN

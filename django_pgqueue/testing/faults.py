@@ -1,4 +1,4 @@
-"""Faults, to see that a project's code survives them: what production does now and then."""
+"""Faults that happen in production, to test how a project's code handles them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from django_pgqueue.testing.names import alias_of, name_of
 @contextmanager
 def lose_notifications() -> Iterator[list[str]]:
     """
-    Let no wake-up of this process arrive inside the block, and give the names of queues and topics that lost one.
+    Suppress the notifications of this process inside the block, and yield the names of the queues and topics affected.
 
-    Messages are committed all the same: consumers find them when they poll. Live subscribers of a topic miss theirs.
+    Messages are still committed, and consumers find them when they poll. Live subscribers of a topic miss them.
     """
     lost: list[str] = []
 
@@ -42,12 +42,12 @@ def lose_notifications() -> Iterator[list[str]]:
 
 def vanish(queue: Queue | str, *, using: str | None = None) -> None:
     """
-    Delete a queue's row, as somebody does by hand: its messages become orphans.
+    Delete a queue's row, as if somebody had deleted it by hand. Its messages become orphans.
 
-    What the process believes stays as it is. Outside of a ``TestCase`` a publish to a standing queue then raises
-    ``QueueNotFound``, if the process saw the queue within ``DECLARE_TTL``; inside one, where nothing is committed and
-    so nothing is believed, it makes the queue again. An auto-deleted queue heals. Raises ``QueueNotFound`` where there
-    is no row.
+    The cached declarations of the process remain. Outside a ``TestCase``, publishing to a standing queue then raises
+    ``QueueNotFound`` if the process has seen the queue within ``DECLARE_TTL``. Inside a ``TestCase``, where nothing
+    is committed and so nothing is cached, publishing recreates the queue. An auto-deleted queue heals. Raises
+    ``QueueNotFound`` if there is no row.
     """
     name = name_of(queue)
     deleted, _ = MessageQueue.objects.using(alias_of(queue, using)).filter(name=name).delete()
@@ -57,9 +57,10 @@ def vanish(queue: Queue | str, *, using: str | None = None) -> None:
 
 def reap(queue: Queue | str, *, using: str | None = None) -> None:
     """
-    Let the reaper remove an auto-deleted queue, as if it had been idle for ``REAP_IDLE_AFTER``.
+    Let the reaper delete an auto-deleted queue, as if it had been idle for ``REAP_IDLE_AFTER``.
 
-    Raises ``ValueError`` where the reaper would not: the queue is standing or paused, holds messages, has no row.
+    Raises ``ValueError`` if the reaper would not delete it: the queue is standing or paused, holds messages, or has no
+    row.
     """
     name, alias, idle_for = name_of(queue), alias_of(queue, using), settings.REAP_IDLE_AFTER
     idle_since = Now() - timedelta(seconds=idle_for + 1)

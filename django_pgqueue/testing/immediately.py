@@ -1,4 +1,4 @@
-"""Handlers that run as soon as what they handle would be committed."""
+"""Running handlers as soon as their messages would be committed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from django_pgqueue.testing.names import name_of
 
 class immediate(ContextDecorator):
     """
-    Drain at each publish: a context manager, and a decorator for tests.
+    Drain the queues at each publish. Use it as a context manager, or as a decorator for tests.
 
-    Handlers of these queues (none named: of all that have one) run when the message is published, and inside the
-    ``atomic()`` of the code under test when the outermost such block ends well, which is when a commit would show it
-    to a worker. So they see what they will see then. A block that is rolled back runs nothing. Inside a ``TestCase``
-    that is before any ``on_commit`` hook, for those wait for a commit that does not come.
+    The handlers of these queues (of all queues with a handler if none is named) run when a message is published. Inside
+    an ``atomic()`` block of the code under test, they run when the outermost block succeeds, which is when a commit
+    would make the message visible to a worker. If the block is rolled back, no handler runs. Inside a ``TestCase``, the
+    handlers run before any ``on_commit`` hook, because these hooks wait for a commit that does not happen.
 
-    It is a drain: through the tables, with each check and each way to settle; so what was ready before is handled as
-    well, and a retry waits for its back-off. An error of a handler does not reach the publisher, as in production;
-    with ``raises`` it does, from ``publish()`` or from the end of the block. As a context manager it gives what became
-    of the messages: see ``Drained``.
+    This is a complete drain through the tables: earlier messages that are ready are handled, too, and a retry waits for
+    its back-off. As in production, the publisher does not see a handler's exceptions. With ``raises``, they are raised
+    from ``publish()`` or at the end of the block. The context manager yields the outcomes as ``Drained``.
     """
 
     def __init__(self, *queues: Queue | str, raises: bool = False) -> None:
@@ -38,7 +37,7 @@ class immediate(ContextDecorator):
         self._raises = raises
         self._done = Drained()
         self._stack = ExitStack()
-        # Aliases on which something was published that no drain has met yet.
+        # Aliases with published messages that have not been drained yet.
         self._pending: set[str] = set()
         self._is_draining = False
 
@@ -90,7 +89,7 @@ class immediate(ContextDecorator):
 
 
 def _shows(using: str) -> bool:
-    """Tell whether what was written is what a worker would see: no block is open but those of a TestCase."""
+    """Return whether a worker would see the changes: no block is open except those of a TestCase."""
     connection = connections[using]
     blocks = connection.atomic_blocks
     return all(getattr(block, "_from_testcase", False) for block in blocks) and (

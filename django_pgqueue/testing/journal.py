@@ -1,9 +1,9 @@
 """
-What was published, also when it was handled since.
+A journal of published messages, including those that have been handled since.
 
-A message that was handled is gone from the tables, so what this process publishes is noted as it happens, with the
-transaction that wrote it and the file that the table was then. Whether it still counts is for the database to say: not
-when the transaction, or the savepoint, was rolled back, nor when the table was emptied.
+Handled messages are deleted from the tables. The journal therefore records the messages that this process publishes,
+with the transaction that wrote each one and the table's file at that time. The database then decides which entries are
+valid: an entry is invalid if its transaction or savepoint was rolled back, or if the table was truncated since.
 """
 
 from __future__ import annotations
@@ -25,51 +25,52 @@ from django_pgqueue.testing.names import alias_of, name_of
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A message as it was published. ``payload`` and ``headers`` are what a handler gets."""
+    """A message as it was published. ``payload`` and ``headers`` are as a handler receives them."""
 
     id: int
     queue: str
     payload: Any
     headers: dict[str, Any]
-    #: Seconds until it was due.
+    #: Seconds from publishing to the due time.
     delay: float = 0.0
-    #: Seconds from then to its expiry. None: never.
+    #: Seconds from the due time to its expiry. None: it never expires.
     ttl: float | None = None
 
 
 class Entry(NamedTuple):
-    """A message that this process published, and what tells whether that still counts."""
+    """A message that this process published, with the data that shows whether it is still valid."""
 
     message: Published
     using: str
-    #: The transaction. None: committed, and handled at once.
+    #: The id of the transaction. None: it was committed, and the message was handled at once.
     xmin: int | None
     file: int | None
 
 
-# With more than so many the journal is looked through at each publish.
-MAX_NOTED = 10_000
+# Above this number of entries, each publish removes the invalid ones.
+PRUNE_THRESHOLD = 10_000
 
 _journal: list[Entry] = []
 _lock = threading.Lock()
 
 
 def mark(using: str | None = None) -> int:
-    """Return a mark: what is published from now on comes after it."""
+    """Return a mark for the argument ``since``: messages published from now on come after it."""
     return journaling.last_id(alias_of(None, using))
 
 
 def published(queue: Queue | str | None = None, *, since: int = 0, using: str | None = None) -> list[Published]:
     """
-    Return what was published to a queue (None: to any) and was not rolled back, in order.
+    Return the messages that were published to a queue (None: to any queue) and not rolled back, in order.
 
-    Since the tables were last empty, which for a ``TestCase`` is its beginning, or after ``since`` (see ``mark()``).
-    Copies of a topic's messages are among them, and what plain SQL inserted, as long as it is there. Handled, delayed,
-    expired, dead: whatever became of a message since. ``using``: database alias (None: the queue's).
+    They include all messages since the tables were last empty, which in a ``TestCase`` is the start of the test, or
+    only those after ``since`` (see ``mark()``). Messages are included in whatever state they are now: handled, delayed,
+    expired or dead. Copies of a topic's messages are included, and so are messages inserted by plain SQL, as long as
+    they are in the table. ``using`` is a database alias (None: that of the queue).
     """
     alias = alias_of(queue, using)
     found = {message.id: message for message, *_ in map(_entry_of, journaling.published_since(since, alias))}
-    # Noted as it was published, not as it is by now.
+    # An entry has the message as it was published, a row as it is now.
     found |= {entry.message.id: entry.message for entry in _valid(alias) if entry.message.id > since}
     name = None if queue is None else name_of(queue)
     return [found[id] for id in sorted(found) if name is None or found[id].queue == name]
@@ -78,10 +79,10 @@ def published(queue: Queue | str | None = None, *, since: int = 0, using: str | 
 @contextmanager
 def capture_published(using: str | None = None) -> Iterator[Captured]:
     """
-    Give the messages that are published inside the block, to any queue, in order.
+    Capture the messages that are published inside the block, to any queue, in order.
 
-    A sequence of ``Published``, to be looked at inside the block and after it. They need not be committed; what was
-    rolled back, by a savepoint too, is not in it.
+    Yields a sequence of ``Published``, which can be used inside the block and after it. The messages need not be
+    committed. Messages that were rolled back, even to a savepoint, are not included.
     """
     captured = Captured(alias_of(None, using))
     yield captured
@@ -89,7 +90,7 @@ def capture_published(using: str | None = None) -> Iterator[Captured]:
 
 
 class Captured(Sequence[Published]):
-    """What ``capture_published()`` gives."""
+    """The sequence of messages that ``capture_published()`` yields."""
 
     def __init__(self, using: str) -> None:
         self._using = using
@@ -97,16 +98,16 @@ class Captured(Sequence[Published]):
         self._ended: list[Published] | None = None
 
     def end(self) -> None:
-        """Capture no more."""
+        """Stop capturing."""
         self._ended = self._messages()
 
     def to(self, queue: Queue | str) -> list[Published]:
-        """Return those that were published to this queue."""
+        """Return the messages that were published to this queue."""
         return [message for message in self._messages() if message.queue == name_of(queue)]
 
     @property
     def payloads(self) -> list[Any]:
-        """The payloads, in order."""
+        """The payloads of the messages, in order."""
         return [message.payload for message in self._messages()]
 
     def _messages(self) -> list[Published]:
@@ -134,7 +135,7 @@ def _entry_of(row: journaling.Row) -> tuple[Published, int, int]:
 
 
 def _valid(using: str) -> list[Entry]:
-    """Return what still counts, and forget the rest."""
+    """Return the valid entries, and remove the others from the journal."""
     with _lock:
         noted = [entry for entry in _journal if entry.using == using]
         if not noted:
@@ -146,11 +147,11 @@ def _valid(using: str) -> list[Entry]:
     return valid
 
 
-# --- Noting ---------------------------------------------------------------------------------------
+# --- Recording ------------------------------------------------------------------------------------
 
 
 def observed(function: Callable[..., Any], observe: Callable[[dict[str, Any], Any], object]) -> Callable[..., Any]:
-    """Return the function, followed by a call of ``observe`` with its arguments by name, and its result."""
+    """Return a function that calls ``function``, and then ``observe`` with its arguments by name and its result."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -165,7 +166,7 @@ def observed(function: Callable[..., Any], observe: Callable[[dict[str, Any], An
 
 
 def _note(using: str, ids: Sequence[int], guess: Callable[[], Sequence[Published]]) -> None:
-    """Note these messages; what cannot be read, or was taken already, is as ``guess`` makes it of the call."""
+    """Record these messages. ``guess`` builds those that cannot be read or are already deleted."""
     if not ids:
         return
     rows = journaling.published_as(ids, using) if journaling.may_read(using) else []
@@ -177,24 +178,24 @@ def _note(using: str, ids: Sequence[int], guess: Callable[[], Sequence[Published
         entries |= {each.id: Entry(each, using, None, file) for each in guess() if each.id not in entries}
     with _lock:
         _journal.extend(entries.values())
-        is_long = len(_journal) > MAX_NOTED
+        is_long = len(_journal) > PRUNE_THRESHOLD
     if is_long:
-        # Of a suite that never asks, the tests that are over need not be kept.
+        # A test suite that never uses the journal does not keep the entries of earlier tests.
         _valid(using)
 
 
 def _note_publish(call: dict[str, Any], id: int) -> None:
     outgoing = call["outgoing"]
-    told = {"delay": outgoing.delay, "expires_in": outgoing.expires_in, "headers": outgoing.headers}
+    options = {"delay": outgoing.delay, "expires_in": outgoing.expires_in, "headers": outgoing.headers}
     name = call["declaration"].name
-    _note(call["using"], [id], lambda: _guess([id], [name], [decode(outgoing.payload)], **told))
+    _note(call["using"], [id], lambda: _guess([id], [name], [decode(outgoing.payload)], **options))
 
 
 def _note_publish_many(call: dict[str, Any], ids: list[int]) -> None:
     def guess() -> list[Published]:
         payloads = [payload for chunk in call["chunks"] for payload in decode(chunk)]
-        told = {key: call[key] for key in ("headers", "delay", "expires_in")}
-        return _guess(ids, [call["declaration"].name] * len(ids), payloads, **told)
+        options = {key: call[key] for key in ("headers", "delay", "expires_in")}
+        return _guess(ids, [call["declaration"].name] * len(ids), payloads, **options)
 
     _note(call["using"], ids, guess)
 
@@ -202,7 +203,7 @@ def _note_publish_many(call: dict[str, Any], ids: list[int]) -> None:
 def _note_publish_to_topic(call: dict[str, Any], ids: list[int]) -> None:
     def guess() -> list[Published]:
         bindings = TopicBinding.objects.using(call["using"]).filter(topic=call["topic"]).order_by("queue")
-        # More of them than copies: those of queues that nobody has used for long got none, and which is not known.
+        # There may be more bindings than copies: queues that were unused for long get none, and it is not known which.
         queues = [binding.queue for binding in bindings]
         payloads = [decode(call["payload"])] * len(ids)
         return _guess(ids, queues, payloads, headers=call["headers"], delay=None, expires_in=call["ttl"])

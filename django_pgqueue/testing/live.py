@@ -1,4 +1,4 @@
-"""A real consumer beside the test, for what is committed."""
+"""A real consumer that runs beside the test and handles committed messages."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from django_pgqueue.task_backend.queues import handlers_of
 from django_pgqueue.testing.draining import Drained, watching
 from django_pgqueue.testing.names import alias_of, name_of
 
-# Seconds between two looks.
-LOOK = 0.01
-# Seconds that handlers get at the end, and the consumer's thread after that.
+# All in seconds.
+POLL_INTERVAL = 0.01
+# For running handlers when the consumer stops.
 GRACE = 5.0
 WAIT_TIMEOUT = 10.0
 
@@ -28,7 +28,7 @@ class LiveConsumer:
 
     def __init__(self, consumer: Consumer, done: Drained) -> None:
         self.consumer = consumer
-        #: What became of messages so far.
+        #: The outcomes of deliveries so far.
         self.done = done
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="pgqueue live consumer", daemon=True)
@@ -42,12 +42,12 @@ class LiveConsumer:
             connections.close_all()
 
     def start(self) -> None:
-        """Start it, and return when it is woken by what is published from now on."""
+        """Start it, and return when it is connected and listening for notifications."""
         self._thread.start()
         self.wait_until(lambda: (now := self.consumer.condition()).connected and now.listening, "it to listen")
 
     def stop(self) -> None:
-        """Stop it and wait for its end. Raises what ended it before."""
+        """Stop it and wait for its end. Raises the exception that ended it before, or ``TimeoutError``."""
         self.consumer.stop()
         self._thread.join(GRACE + WAIT_TIMEOUT)
         if self._thread.is_alive():
@@ -63,10 +63,10 @@ class LiveConsumer:
                 raise self.error
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {timeout} s for {what or condition}; so far: {self.done}")
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
 
     def wait_until_idle(self, *, timeout: float = WAIT_TIMEOUT) -> None:
-        """Return when no message of its queues is ready or leased; delayed ones, retries say, stay."""
+        """Return when no message of its queues is ready or leased. Delayed messages, such as retries, may remain."""
         items = MessageQueueItem.objects.using(self.consumer.using).filter(queue__in=self.consumer.queues)
         self.wait_until(
             lambda: not (items.ready() | items.leased()).exists(), "its queues to be empty", timeout=timeout
@@ -81,14 +81,15 @@ def live_consumer(
     using: str | None = None,
 ) -> Iterator[LiveConsumer]:
     """
-    Run the handlers of these queues (none named: of all) in threads inside the block, as ``consume_queues`` does.
+    Run the handlers of these queues in threads inside the block, as ``consume_queues`` does.
 
-    It is stopped at the end of the block. Raises ``RuntimeError`` inside a transaction, a ``TestCase``'s too, for it
-    would see nothing of that; ``LookupError`` where a queue has no handler; ``TimeoutError`` where it does not start.
+    Without queues, all handlers run. The consumer is stopped at the end of the block. Raises ``RuntimeError`` inside a
+    transaction, including that of a ``TestCase``, because the consumer could not see its changes; ``LookupError`` if a
+    queue has no handler; and ``TimeoutError`` if the consumer does not start.
     """
     alias = alias_of(queues[0] if queues else None, using)
     if connections[alias].in_atomic_block:
-        raise RuntimeError("a live consumer sees only what is committed: use TransactionTestCase, or drain()")
+        raise RuntimeError("a live consumer sees only committed messages: use TransactionTestCase, or drain()")
     names: Sequence[str] = [name_of(queue) for queue in queues]
     handlers = [handler for handler in handlers_of(names) if handler.queue.using == alias]
     with watching(handlers) as watch:

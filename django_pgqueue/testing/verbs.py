@@ -1,4 +1,4 @@
-"""All verbs in one object, for the fixture ``pgqueue``."""
+"""All functions in one object, for the fixture ``pgqueue``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_pgqueue.testing.journal import Published, capture_published, mark, p
 
 
 class Verbs:
-    """What ``django_pgqueue.testing`` has; what was published counts from when this object was made."""
+    """The functions of ``django_pgqueue.testing``. Only messages published after its creation are considered."""
 
     capture_published = staticmethod(capture_published)
     drain = staticmethod(drain)

@@ -1,10 +1,10 @@
-"""What the inbox stores: each webhook that came in, and what it was about."""
+"""The models of the inbox: each webhook that was received, and its summary."""
 
 from django.db import models
 
 
 class Delivery(models.Model):
-    """The audit row of a webhook, written in the transaction that publishes it."""
+    """The audit record of a webhook, created in the transaction that publishes it."""
 
     source = models.TextField()
     size = models.PositiveIntegerField(help_text="The size of the request body, in bytes.")
@@ -18,9 +18,9 @@ class Delivery(models.Model):
 
 
 class Summary(models.Model):
-    """What a webhook was about, written by the queue's handler."""
+    """The summary of a webhook, created by the queue's handler."""
 
-    # One to one: a message that were handled twice would show.
+    # One to one, so that a message that is handled twice causes an error.
     delivery = models.OneToOneField(Delivery, on_delete=models.CASCADE)
     text = models.CharField(max_length=200)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -33,7 +33,7 @@ class Summary(models.Model):
 
     @staticmethod
     def describe(payload: object) -> str:
-        """Return one line about a webhook of whatever shape."""
+        """Return a one-line summary of a payload of any shape."""
         if not isinstance(payload, dict):
             return f"a JSON {type(payload).__name__}"
         body = payload.get("payload")

@@ -6,7 +6,7 @@ webhooks = Queue("inbox.webhooks", max_deliveries=5)
 
 @webhooks.handler(ack="atomic")
 def summarize(message: Message) -> None:
-    """Store what a webhook is about. The ack commits with the summary: there is exactly one."""
+    """Store the summary of a webhook. The ack is committed with it, so there is exactly one summary."""
     Summary.objects.create(
         delivery_id=message.headers["delivery"],
         text=Summary.describe(message.payload),

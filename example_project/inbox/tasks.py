@@ -1,4 +1,4 @@
-"""What the inbox does now and then, and whose result somebody asks for."""
+"""The tasks of the inbox, whose results are requested later."""
 
 from collections import Counter
 
@@ -12,6 +12,6 @@ except ImportError:  # Django 5.2, with the backport
 
 @task(queue_name="inbox.digests")
 def digest(source: str) -> dict[str, int]:
-    """Count what the webhooks of a source were about."""
+    """Count the summaries of a source's webhooks, by text."""
     texts = Summary.objects.filter(delivery__source=source).values_list("text", flat=True)
     return dict(Counter(texts))

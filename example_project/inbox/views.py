@@ -20,7 +20,7 @@ except ImportError:  # Django 5.2, with the backport
 @csrf_exempt
 @require_POST
 def receive(request: HttpRequest, source: str) -> JsonResponse:
-    """Take a webhook in: its audit row and its message are stored together, or neither is."""
+    """Receive a webhook. Its audit record and its message are stored together, or neither is stored."""
     try:
         payload = json.loads(request.body)
         with transaction.atomic():
@@ -34,13 +34,13 @@ def receive(request: HttpRequest, source: str) -> JsonResponse:
 @csrf_exempt
 @require_POST
 def order_digest(request: HttpRequest, source: str) -> JsonResponse:
-    """Let a worker count what the webhooks of a source were about."""
+    """Enqueue a task that counts the summaries of a source."""
     return JsonResponse({"digest": digest.enqueue(source).id}, status=202)
 
 
 @require_GET
 def show_digest(request: HttpRequest, result_id: str) -> JsonResponse:
-    """Tell how far a digest is, and what it says."""
+    """Return the status of a digest, and its counts if it is done."""
     try:
         result = digest.get_result(result_id)
     except TaskResultDoesNotExist:

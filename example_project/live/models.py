@@ -1,4 +1,4 @@
-"""What the live page shows."""
+"""The model of the live page."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Note(models.Model):
-    """A line that somebody wrote, for all who look at the page."""
+    """A note that is shown to everybody who has the page open."""
 
     text = models.CharField(max_length=500)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -18,5 +18,5 @@ class Note(models.Model):
         return self.text
 
     def as_data(self) -> dict[str, Any]:
-        """Return it as the stream tells it."""
+        """Return the note as the stream sends it."""
         return {"id": self.pk, "text": self.text}

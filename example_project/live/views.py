@@ -15,10 +15,12 @@ from example_project.live.forms import NoteForm
 from example_project.live.models import Note
 from example_project.live.queues import notes
 
-# How many notes the page shows, and how many are told again to who comes back.
-SHOWN = 100
-# Nothing stands in the page itself: scripts and styles are files, and only ours.
-POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; form-action 'self'"
+# On the page. A page that reconnects also gets this many earlier notes again.
+MAX_NOTES = 100
+# Scripts and styles are files of this site. The page contains none inline.
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; form-action 'self'"
+)
 
 
 @require_GET
@@ -28,7 +30,7 @@ def page(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def post(request: HttpRequest) -> HttpResponse:
-    """Store a note and tell it to everybody: both, or neither."""
+    """Store a note and publish it to everybody. Both happen, or neither."""
     form = NoteForm(request.POST)
     if not form.is_valid():
         return show(request, form, status=400)
@@ -39,37 +41,37 @@ def post(request: HttpRequest) -> HttpResponse:
 
 
 def show(request: HttpRequest, form: NoteForm, status: int = 200) -> HttpResponse:
-    shown = list(Note.objects.all()[:SHOWN])
-    context = {"form": form, "notes": shown, "most": SHOWN, "is_live": isinstance(request, ASGIRequest)}
+    newest = list(Note.objects.all()[:MAX_NOTES])
+    context = {"form": form, "notes": newest, "max_notes": MAX_NOTES, "is_live": isinstance(request, ASGIRequest)}
     response = render(request, "live/page.html", context, status=status)
-    response["Content-Security-Policy"] = POLICY
+    response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
     return response
 
 
 @require_GET
 async def stream(request: HttpRequest) -> HttpResponseBase:
-    """Tell notes as they are written, as server-sent events, until the browser goes away."""
+    """Send notes as server-sent events when they are posted, until the browser closes the connection."""
     if not isinstance(request, ASGIRequest):
-        # A WSGI server would wait for the end of what has none.
+        # A WSGI server would wait for the end of the stream, which never ends.
         return HttpResponse("This needs an ASGI server.\n", status=501, content_type="text/plain")
-    # The browser sends the header when it comes back by itself, the page the parameter when it begins.
+    # The browser sends the header when it reconnects. The page sends the parameter when it opens the stream.
     last = request.headers.get("Last-Event-ID") or request.GET.get("after", "")
     response = StreamingHttpResponse(
         events(int(last) if last.isdecimal() and len(last) < 19 else 0), content_type="text/event-stream"
     )
     response["Cache-Control"] = "no-cache, no-transform"
-    # For nginx: hand each event on at once.
+    # nginx then forwards each event at once.
     response["X-Accel-Buffering"] = "no"
     return response
 
 
 async def events(last: int) -> AsyncIterator[str]:
-    """Yield the notes after number ``last`` and those that come, some of them twice."""
+    """Yield the notes after the id ``last``, and then new notes. Some notes are sent twice."""
     async with notes.listen() as messages:
         gaps = None
         while True:
             if gaps != messages.gaps:
-                # Listening first and reading then leaves no moment between.
+                # The table is read after listening has begun, so no note is missed in between.
                 gaps = messages.gaps
                 for note in await sync_to_async(notes_since, thread_sensitive=False)(last):
                     yield event(note)
@@ -78,7 +80,7 @@ async def events(last: int) -> AsyncIterator[str]:
                 async with asyncio.timeout(settings.LIVE_HEARTBEAT):
                     message = await anext(messages)
             except TimeoutError:
-                # A comment. It keeps proxies from closing a quiet connection.
+                # A comment, which keeps proxies from closing an idle connection.
                 yield ": still here\n\n"
             else:
                 yield event(message.payload)
@@ -91,14 +93,14 @@ def event(note: dict[str, Any]) -> str:
 
 def notes_since(last: int) -> list[dict[str, Any]]:
     """
-    Return what somebody who has heard up to number ``last`` may not have, the oldest first.
+    Return the notes that a reader may not have after the id ``last``, the oldest first.
 
-    Numbers are given before they are committed, so a smaller one may come later: some are told again. Runs in
-    the few threads that the process has for such things, so that a thousand streams make no thousand connections.
+    An id is assigned before it is committed, so a smaller id can become visible later. Therefore some notes are sent
+    again. This function runs in one of a few threads, so that a thousand streams do not open a thousand connections.
     """
     try:
-        newest = Note.objects.filter(pk__gt=last - SHOWN)[:SHOWN]
+        newest = Note.objects.filter(pk__gt=last - MAX_NOTES)[:MAX_NOTES]
         return [note.as_data() for note in reversed(newest)]
     finally:
-        # Django would close it at the end of the request, which may be hours from now.
+        # Django would close it at the end of the request, which may be hours later.
         connection.close()

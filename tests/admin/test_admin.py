@@ -130,7 +130,7 @@ def test_the_paginator_looks_no_further_than_its_limit(monkeypatch: pytest.Monke
     """The last page is the last within reach, however many rows there are."""
     make_queue("q")
     fetch(f"INSERT INTO {ITEM} (queue_id, payload) SELECT 'q', '{{}}' FROM generate_series(1, 50)")
-    monkeypatch.setattr(UncountedPaginator, "most", 20)
+    monkeypatch.setattr(UncountedPaginator, "max_rows", 20)
     paginator = UncountedPaginator(MessageQueueItem.objects.order_by("-id"), 10)
     with CaptureQueriesContext(connection) as captured:
         assert (paginator.count, paginator.num_pages) == (20, 2)

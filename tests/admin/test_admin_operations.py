@@ -128,7 +128,7 @@ def test_a_queue_that_is_special_says_so(viewer: Client) -> None:
     queue.publish(1)
     delete_queue("replies")
     queue.declare()
-    assert "1 vanished in a day" in row_of(viewer, "replies")["condition"]
+    assert "1 vanished in the last day" in row_of(viewer, "replies")["condition"]
 
 
 def test_many_messages_are_not_counted(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +174,11 @@ def test_the_last_hour_is_a_chart(viewer: Client) -> None:
     )
     html = viewer.get(reverse(LIST)).content.decode()
     assert html.count('<svg class="pgqueue-chart"') == 1
-    label = "In the last hour at least 1,200 published, 600 handled, 2 failed; the top is 1,200 a minute"
+    label = "In the last hour at least 1,200 published, 600 handled, 2 failed; peak: 1,200 a minute"
     assert f'aria-label="{label}"' in html
     row = row_of(viewer, "busy")
     assert (row["published"], row["handled"]) == ("4.0+/s", "2.0/s")
-    assert 'title="At least so many."' in html
+    assert 'title="At least this many."' in html
     quiet = row_of(viewer, "quiet")
     assert (quiet["published"], quiet["handled"], quiet["activity"]) == ("-", "-", "-")
     # The page of one queue looks at more of its messages.
@@ -253,7 +253,7 @@ def test_a_queue_is_paused_and_resumed(operator: Client) -> None:
     """Through the library: it asks, does it, tells, and writes it down."""
     queue = Queue("orders / daily?")
     queue.publish(1)
-    assert "No consumer claims" in text_of(operator.get(operation("orders / daily?", "pause")))
+    assert "Consumers claim no more messages" in text_of(operator.get(operation("orders / daily?", "pause")))
     assert queue.claim() != []
     answer = operator.post(operation("orders / daily?", "pause"), follow=True)
     assert told(answer) == ['"orders / daily?": Paused.'] and answer.redirect_chain[-1][0] == page("orders / daily?")
@@ -296,7 +296,7 @@ def test_dead_letters_are_redriven(operator: Client) -> None:
     assert told(operator.post(redrive, {"limit": 1}, follow=True))[-1].endswith("1 messages.")
     assert (queue.stats().ready, Queue("orders.dead").stats().dead) == (3, 1)
     answer = operator.post(redrive, {"ids": "1, x", "limit": 10})
-    assert answer.context["form"].errors["ids"] == ["Numbers, separated by commas."]
+    assert answer.context["form"].errors["ids"] == ["Enter numbers separated by commas."]
 
 
 def test_a_canary_that_dies_keeps_the_others(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,10 +347,10 @@ def test_the_reaper_runs_after_a_preview(operator: Client) -> None:
     make_message("orders", expires_in=-1)
     reap = reverse("admin:django_pgqueue_messagequeue_reap")
     preview = text_of(operator.get(reap))
-    assert "expire 1 messages" in preview and "idle" in preview
+    assert "Messages to expire: 1" in preview and "idle" in preview
     assert MessageQueue.objects.filter(name="idle").exists()
     assert told(operator.post(reap, follow=True)) == [
-        "Reaped 1 queues; expired 1, dead-lettered 0, adopted 0 messages."
+        "Queues deleted: 1. Messages expired: 1, dead-lettered: 0, returned to their queues: 0."
     ]
     assert not MessageQueue.objects.filter(name="idle").exists() and not MessageQueueItem.objects.exists()
 
@@ -373,14 +373,14 @@ def test_a_lease_is_released(operator: Client) -> None:
     release = reverse("admin:django_pgqueue_messagequeueitem_release", args=[message.id])
     assert release in operator.get(detail).content.decode()
     assert operator.get(release).status_code == 403
-    assert "the message is ready" in told(operator.post(release, follow=True))[0]
+    assert "The message is ready" in told(operator.post(release, follow=True))[0]
     assert queue.stats().ready == 1
     with pytest.raises(Exception, match="lease"):
         queue.ack(message)
     (again,) = queue.claim()
     assert (again.delivery_count, again.suspect) == (1, False)
     queue.nack(again, delay=0)
-    assert "had ended" in told(operator.post(release, follow=True))[0]
+    assert "already expired" in told(operator.post(release, follow=True))[0]
     assert release not in operator.get(detail).content.decode()
 
 
@@ -435,7 +435,7 @@ def test_a_list_that_takes_too_long_is_given_up(viewer: Client, monkeypatch: pyt
         )
         try:
             answer = viewer.get(reverse(ITEMS))
-            assert answer.status_code == 200 and "was given up" in told(answer)[0]
+            assert answer.status_code == 200 and "was cancelled" in told(answer)[0]
             assert answer.context["cl"].result_list == []
         finally:
             cursor.execute(

@@ -188,7 +188,7 @@ def test_what_is_no_key_gives_the_first_page(admin_client: Client, query: str, k
     shown = answer.context["cl"].result_list
     assert [row.pk for row in shown] == everything(query.rstrip("&"))[:PER_PAGE]
     assert [str(message) for message in answer.context["messages"]] == [
-        "There is no such page any more: this is the first one."
+        "That page no longer exists. This is the first page."
     ]
 
 

@@ -196,7 +196,7 @@ def test_server_started_by_hand_is_left_alone(cluster: DevCluster) -> None:
     started = binaries.run([*control, "start", "-l", cluster.pgdata / "hand.log", "-o", settings])
     assert started.returncode == 0, started.stdout
     try:
-        with pytest.raises(DevDBError, match="started in another way"):
+        with pytest.raises(DevDBError, match="not started by this program"):
             cluster.start()
         assert binaries.run([*control, "status"]).returncode == 0
     finally:

@@ -60,7 +60,7 @@ def test_dead_letters_are_found_read_and_redriven(operator: Tab) -> None:
         def find_and_redrive(page: Page) -> None:
             page.goto(f"{operator.url}{LIST}")
             page.click("text=payments >> nth=0")
-            page.click("text=Its dead letters")
+            page.click(".pgqueue-links >> text=Dead letters")
             page.click("#result_list tbody th a")
             expect(page.locator(".pgqueue-json").first).to_contain_text("4711")
             expect(page.locator(".pgqueue-failures")).to_contain_text("card declined")
@@ -100,7 +100,7 @@ def test_the_reaper_is_previewed_and_run(operator: Tab) -> None:
         page.click("text=Reap now")
         expect(page.locator(".pgqueue-preview")).to_contain_text("idle")
         page.click("input[value='Reap now']")
-        expect(page.locator(".messagelist")).to_contain_text("Reaped 1 queues")
+        expect(page.locator(".messagelist")).to_contain_text("Queues deleted: 1.")
 
     operator.do(reap)
     assert not MessageQueue.objects.filter(name="idle").exists()

@@ -188,15 +188,15 @@ def test_a_quiet_stream_says_that_it_is_there(server: Server) -> None:
 def test_who_comes_back_is_told_what_was_missed(server: Server) -> None:
     """By the header, as a browser does, or by the parameter, as the page does at first; not what is older than that."""
     first = write("0")
-    Note.objects.bulk_create(Note(text=f"{n}") for n in range(1, 2 * views.SHOWN))
+    Note.objects.bulk_create(Note(text=f"{n}") for n in range(1, 2 * views.MAX_NOTES))
     last = Note.objects.latest("id")
     with closing(Stream(server)) as stream:
-        assert len(stream.until(last.text)) == views.SHOWN
+        assert len(stream.until(last.text)) == views.MAX_NOTES
     write("missed")
     for options in ({"Last_Event_ID": str(last.pk)}, {"path": f"/live/stream/?after={last.pk}"}):
         with closing(Stream(server, **options)) as stream:
             texts = stream.until("missed")
-        assert first.text not in texts and len(texts) <= views.SHOWN
+        assert first.text not in texts and len(texts) <= views.MAX_NOTES
 
 
 def test_any_last_number_is_answered(server: Server) -> None:
@@ -494,7 +494,7 @@ def test_a_burst_is_shown(tab: Tab) -> None:
     """The newest hundred, the newest first."""
     Note.objects.all().delete()
     in_threads(4, lambda number: [write(f"{number} {n}") for n in range(50)])
-    newest = list(Note.objects.values_list("text", flat=True)[: views.SHOWN])
+    newest = list(Note.objects.values_list("text", flat=True)[: views.MAX_NOTES])
     shows(tab, *newest)
 
 

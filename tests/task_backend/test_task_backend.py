@@ -357,7 +357,7 @@ def test_queues_that_tasks_names_are_there_after_migrate(settings):
     ("setting", "expected"),
     [
         (tasks_setting("mail", concurency=2), "OPTIONS has no 'concurency'. Did you mean 'concurrency'?"),
-        (tasks_setting(zzz=2), "OPTIONS has no 'zzz'. There are: database, concurrency, timeout, results."),
+        (tasks_setting(zzz=2), "OPTIONS has no 'zzz'. The options are: database, concurrency, timeout, results."),
         (tasks_setting(database="elsewhere"), "there is no database alias 'elsewhere'"),
         (tasks_setting(concurrency=0), "concurrency must be a whole number"),
         (tasks_setting(timeout="1"), "timeout must be seconds"),

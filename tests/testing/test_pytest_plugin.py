@@ -116,7 +116,7 @@ def test_live(live_consumer, pgqueue):
 
 @pytest.mark.django_db
 def test_live_in_a_transaction(request):
-    with pytest.raises(RuntimeError, match="only what is committed"):
+    with pytest.raises(RuntimeError, match="only committed messages"):
         request.getfixturevalue("live_consumer")(orders)
 
 def test_a_failure(pgqueue):

@@ -214,7 +214,7 @@ def test_what_others_have_taken_already_is_known(orders):
 @committed
 def test_the_journal_of_a_suite_that_never_asks_does_not_grow(orders, monkeypatch):
     """What a flush or a rollback took is forgotten on the way."""
-    monkeypatch.setattr(journal, "MAX_NOTED", 5)
+    monkeypatch.setattr(journal, "PRUNE_THRESHOLD", 5)
     for number in range(20):
         with pytest.raises(Undone), transaction.atomic():
             orders.publish(number)
@@ -378,7 +378,7 @@ def test_a_drain_without_an_end_is_an_error(orders, monkeypatch):
     monkeypatch.setattr("django_pgqueue.testing.draining.DELIVERY_LIMIT", 20)
     orders.handler(lambda message: orders.publish(1))
     orders.publish(0)
-    with pytest.raises(RuntimeError, match="20 deliveries, and no end"):
+    with pytest.raises(RuntimeError, match="20 deliveries without an end"):
         drain()
 
 

@@ -1,6 +1,6 @@
 "use strict";
-// Every few seconds the numbers of the page are fetched again and put in place of the old ones, while the page is
-// looked at and nothing in them is being used.
+// Refreshes the numbers on the page every few seconds, while the page is visible and the user is not interacting with
+// them.
 (() => {
     const INTERVAL = 5000;
     const MARK = "[data-pgqueue-refresh]";
@@ -10,7 +10,8 @@
         part.querySelector("input.action-select:checked") !== null ||
         document.getSelection().toString() !== "";
 
-    // Of two trees of the same shape only what differs is touched: nothing flickers, and boxes and listeners stay.
+    // If two trees have the same shape, only the differences are replaced. This avoids flicker, and keeps checkboxes and
+    // listeners.
     const update = (old, fresh) => {
         if (old.isEqualNode(fresh)) {
             return;
@@ -46,7 +47,7 @@
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
         for (const part of parts) {
             const fresh = page.querySelector(`[data-pgqueue-refresh="${part.dataset.pgqueueRefresh}"]`);
-            // Asked again: the answer took a while.
+            // Checked again, because the request took some time.
             if (fresh === null || isInUse(part)) {
                 continue;
             }
@@ -54,7 +55,7 @@
                 update(part, fresh);
             } else {
                 part.replaceChildren(...fresh.childNodes);
-                // Django's script for the boxes knows the old ones.
+                // Django's script has its listeners on the old checkboxes.
                 window.Actions?.(document.querySelectorAll("tr input.action-select"));
             }
         }
@@ -64,7 +65,7 @@
         try {
             await refresh();
         } catch {
-            // The server is away: the next time it may be back.
+            // The server is unavailable. Try again at the next interval.
         }
         window.setTimeout(run, INTERVAL);
     };

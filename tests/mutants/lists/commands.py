@@ -10,7 +10,7 @@ MUTANTS = (
         "management/commands/consume_queues.py",
         "            default=30.0,\n",
         "            default=60.0,\n",
-        ("tests/docs/test_reference.py::test_the_pages_are_made_of_the_code",),
+        ("tests/docs/test_reference.py::test_the_help_of_an_option_tells_its_default[consume_queues]",),
     ),
     Mutant(
         WRITTEN,

@@ -188,18 +188,18 @@ MUTANTS = (
     Mutant(
         TOLD,
         "a heartbeat tells all of it again",
-        "consumer/consumer.py",
+        "consumer/minute_report.py",
         "                lane.reported = tally\n",
         "                pass\n",
         ("tests/services/test_history.py::test_it_tells_with_each_heartbeat_and_nothing_twice",),
     ),
     Mutant(
         WRITTEN,
-        "a signal carries more than the page says",
+        "a signal carries more than its comment says",
         "consumer/consumer.py",
         "signals.consumer_stopped.send_robust(self.id, using=self.using, queues=names)",
         "signals.consumer_stopped.send_robust(self.id, using=self.using, queues=names, handled=self.handled)",
-        ("tests/docs/test_reference.py::test_the_pages_are_made_of_the_code",),
+        ("tests/docs/test_reference.py::test_a_signal_is_explained[consumer_stopped]",),
     ),
     Mutant(
         TOLD,

@@ -274,11 +274,11 @@ MUTANTS = (
     ),
     Mutant(
         WRITTEN,
-        "another default than the page has",
+        "another default than projects count on",
         "conf.py",
         "    LEASE: float = 60\n",
         "    LEASE: float = 30\n",
-        ("tests/docs/test_reference.py::test_the_pages_are_made_of_the_code",),
+        ("tests/docs/test_reference.py::test_the_defaults_are_these",),
     ),
     Mutant(
         WRITTEN,
@@ -294,7 +294,7 @@ MUTANTS = (
         "signals.py",
         '    logger.info("queue reaped queue=',
         '    logger.warning("queue reaped queue=',
-        ("tests/docs/test_reference.py::test_the_pages_are_made_of_the_code",),
+        ("tests/docs/test_reference.py::test_a_signal_is_explained[queue_reaped]",),
     ),
     Mutant(
         WRITTEN,

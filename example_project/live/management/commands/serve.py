@@ -14,5 +14,5 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        # Streams never end by themselves: without a limit it would wait for them.
+        # Streams never end on their own. Without a limit, the server would wait for them.
         uvicorn.run("example_project.asgi:application", port=options["port"], timeout_graceful_shutdown=2)

@@ -1,7 +1,7 @@
 "use strict";
-// Shows notes as they come, and posts without leaving the page.
+// Shows new notes, and posts a note without leaving the page.
 (() => {
-    const REOPEN = 2000;
+    const REOPEN_DELAY = 2000;
     const list = document.getElementById("notes");
     const state = document.getElementById("state");
     const form = document.getElementById("form");
@@ -9,7 +9,7 @@
 
     const idOf = (item) => Number(item.dataset.id);
 
-    // The newest stand first. A note may be told twice, and a smaller number after a larger one.
+    // The newest note is first. A note can arrive twice, and a smaller id after a larger one.
     const show = (note) => {
         const next = [...list.children].find((item) => idOf(item) <= note.id);
         if (next && idOf(next) === note.id) {
@@ -19,12 +19,12 @@
         item.dataset.id = note.id;
         item.textContent = note.text;
         list.insertBefore(item, next ?? null);
-        while (list.children.length > Number(list.dataset.most)) {
+        while (list.children.length > Number(list.dataset.maxNotes)) {
             list.lastElementChild.remove();
         }
     };
 
-    const tell = (word) => {
+    const setState = (word) => {
         state.textContent = word;
         state.className = word;
     };
@@ -32,13 +32,13 @@
     const open = () => {
         const newest = list.firstElementChild;
         const source = new EventSource(`${list.dataset.stream}?after=${newest ? idOf(newest) : 0}`);
-        source.onopen = () => tell("live");
+        source.onopen = () => setState("live");
         source.onmessage = (event) => show(JSON.parse(event.data));
         source.onerror = () => {
-            tell("connecting");
-            // After a lost connection a browser comes back by itself, after an answer such as 502 it does not.
+            setState("connecting");
+            // A browser reconnects after a lost connection, but not after a response such as 502.
             if (source.readyState === EventSource.CLOSED) {
-                setTimeout(open, REOPEN);
+                setTimeout(open, REOPEN_DELAY);
             }
         };
     };
@@ -48,7 +48,7 @@
         error.textContent = "";
         const body = new FormData(form);
         try {
-            // What is posted well is answered by a redirect to the page, which is open already.
+            // The response to a successful post is a redirect to this page, which is not followed.
             const answer = await fetch(form.action, { method: "POST", body, redirect: "manual" });
             if (answer.type === "opaqueredirect") {
                 form.reset();
