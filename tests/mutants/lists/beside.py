@@ -24,7 +24,7 @@ MUTANTS = (
         LIVE,
         "numbers are taken to commit in their order",
         "../example_project/live/views.py",
-        "pk__gt=last - SHOWN",
+        "pk__gt=last - MAX_NOTES",
         "pk__gt=last",
         ("tests/example_project/test_live_page.py::test_a_smaller_number_that_commits_later_is_not_missed",),
     ),
