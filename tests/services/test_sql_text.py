@@ -248,3 +248,20 @@ def test_sql_elsewhere_is_noticed(code):
 def test_what_is_no_sql_on_the_tables(code):
     """Words, addresses, and statements on nothing."""
     assert not sql_on_tables(ast.parse(code))
+
+
+# The two passages that are written out in full wherever they are used.
+FENCE = "(id, lease_token) IN (SELECT * FROM unnest(%(ids)s::bigint[], %(tokens)s::uuid[]))\n"
+WALK = ", generate_series(1, (SELECT 1)) AS once\n"
+
+
+@pytest.mark.parametrize(
+    ("passage", "sign", "copies"),
+    [(FENCE, "lease_token) IN (", 6), (WALK, "generate_series(1, (", 21)],
+    ids=["fence", "walk"],
+)
+def test_the_copies_of_a_passage_are_equal_letter_by_letter(passage: str, sign: str, copies: int) -> None:
+    """A fence or a walk that was changed in one statement is changed in all."""
+    found = {name: (text.count(passage), text.count(sign)) for name, text in STATEMENTS.items() if sign in text}
+    assert {name for name, (equal, all_of_them) in found.items() if equal != all_of_them} == set()
+    assert sum(equal for equal, _ in found.values()) >= copies
