@@ -63,7 +63,7 @@ def refuse_cycle(name: str, dead_letter: str) -> None:
     while (target := declared.get(chain[-1])) is not None:
         chain.append(target)
         if target in chain[:-1]:
-            raise ValueError(f"dead-letter queues must not lead back: {' -> '.join(chain)}")
+            raise ValueError(f"dead-letter queues must not form a cycle: {' -> '.join(chain)}")
 
 
 def find_queue(name: str, using: str | None = None) -> Queue[Any] | None:

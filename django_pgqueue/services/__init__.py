@@ -1,21 +1,16 @@
 """
-The only SQL on the tables: one module for each phase of a message's life.
+All SQL on the tables, with one module for each phase of a message's life.
 
-TODO-DOC
+Each statement stands directly above the function that runs it. Statements are written out in full, so each can be
+pasted into psql once its ``%(parameters)s`` are filled in. Two rules apply to all of them:
 
-Every runtime statement, in the order in which a message lives. ``services.py`` runs them.
+* The clock is ``statement_timestamp()``. ``now()`` is the transaction's start and lags behind by the transaction's
+  age; ``clock_timestamp()`` is volatile and cannot be used with an index.
+* Ids are gathered in a CTE or an array before rows are locked. A subquery that the planner may run again would lock
+  more rows than intended.
 
-Written out in full, so that each can be pasted into psql after its ``%(parameters)s`` are filled.
-Two rules hold for all of them:
-
-* The clock is ``statement_timestamp()``: ``now()`` is the transaction's start and lags behind by
-  the transaction's age, ``clock_timestamp()`` is volatile and cannot be used with an index.
-* Rows are taken by ids gathered in a CTE or an array first. A subquery that the planner may run
-  again would lock more rows than it was asked for.
-
-A walk that must follow an index reads ``FROM item, generate_series(1, (SELECT 1)) AS once`` with a
-plain ``LIMIT``. It joins one row, which the planner takes for a thousand: it then expects that
-sorting costs a thousand times more than it saves, and keeps the index's order whatever its
-statistics say of the table (from when it was empty, or not yet full: it believes that the walk is
-one row long, and would fetch and sort the whole backlog).
+A walk that must follow an index reads ``FROM item, generate_series(1, (SELECT 1)) AS once`` with a plain ``LIMIT``.
+The join adds one row, which the planner estimates as a thousand. The planner then expects a sort to cost a thousand
+times more than it saves, and keeps the index's order whatever its statistics say about the table. With statistics from
+when the table was empty or small, it would expect a walk of one row, and fetch and sort the whole backlog.
 """
