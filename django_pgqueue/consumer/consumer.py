@@ -301,7 +301,7 @@ class Consumer:
             if lane.is_exclusive and now < lane.owned_until:
                 lane.owned_until = seen_until
             elif lane.is_exclusive:
-                # Too late: another consumer may own the queue. Nothing was claimed meanwhile, and only a claim can tell.
+                # Too late: another consumer may own the queue. Only a claim can tell, and there was none meanwhile.
                 self._event.set()
         self._report_minute()
 
