@@ -105,7 +105,7 @@ class Migration(migrations.Migration):
                     models.BooleanField(
                         db_default=False,
                         default=False,
-                        help_text="Reaped when it is idle and holds no message.",
+                        help_text="Whether the queue is reaped when it is idle and empty.",
                     ),
                 ),
                 ("exclusive", models.BooleanField(db_default=False, default=False)),
@@ -123,7 +123,7 @@ class Migration(migrations.Migration):
                     "last_active",
                     models.DateTimeField(
                         db_default=django.db.models.functions.datetime.Now(),
-                        help_text="Last declared, published to or consumed.",
+                        help_text="When the queue was last declared, published to or consumed.",
                     ),
                 ),
                 (
@@ -166,9 +166,11 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "read_after",
-                    models.DateTimeField(help_text="Due time. Null: published without a delay.", null=True),
+                    models.DateTimeField(
+                        help_text="When it becomes due. Empty if it was published without a delay.", null=True
+                    ),
                 ),
-                ("expires_at", models.DateTimeField(help_text="Null: never.", null=True)),
+                ("expires_at", models.DateTimeField(help_text="When it expires. Empty: never.", null=True)),
                 ("delivery_count", models.IntegerField(db_default=0, default=0)),
                 ("lease_expires_at", models.DateTimeField(null=True)),
                 ("lease_token", models.UUIDField(null=True)),
