@@ -34,7 +34,7 @@ PURGE_BATCH = 1_000
 
 class Queue(Generic[P]):
     """
-    Declares a queue. Declaring a queue runs no SQL. Its row is created on first use.
+    A queue. Declaring it runs no SQL. Its row is created on first use.
 
     ``Queue[Order]`` tells type checkers the type of its payloads.
 

@@ -80,7 +80,7 @@ class Workers(Protocol):
         """End the threads, because all messages are settled."""
 
     def outage(self) -> None:
-        """Note an outage of the database: connections may be broken."""
+        """React to an outage of the database, after which connections may be broken."""
 
 
 class Consumer:

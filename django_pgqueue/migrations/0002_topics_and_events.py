@@ -3,7 +3,7 @@
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
-# Every publish to a topic locks the rows of its bindings, as every publish to a queue locks the queue's.
+# Every publish to a topic locks the rows of its bindings, like every publish to a queue locks the queue's row.
 STORAGE = """
 ALTER TABLE django_pgqueue_topicbinding SET (
     fillfactor = 50,

@@ -92,7 +92,7 @@ class Beliefs:
                 times[key] -= seconds  # type: ignore[index]  # each has keys of its own
 
     def is_first(self, told: Hashable) -> bool:
-        """Return whether this is the first warning about this subject, and note it as logged."""
+        """Return whether this is the first warning about this subject, and record it as logged."""
         is_first = told not in self.warned
         self.warned.add(told)
         return is_first

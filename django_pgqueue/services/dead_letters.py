@@ -19,7 +19,7 @@ MAX_REASON_LENGTH = 2_000
 # DEAD_LETTER - move messages to the dead-letter queue of the queue they are on.
 # The move clears expiry, lease and count, which are kept in the history. A queue named *.dead without a configured
 # dead-letter queue parks its failures: they stay on the queue, due in the year 9000, until they are redriven. A queue
-# also parks a message that its dead-letter queue has already given up, so that no queue is visited twice.
+# also parks a message that was already dead-lettered from its dead-letter queue, so that no queue is visited twice.
 # Fenced by token. With %(tokens)s null, only messages that nobody holds and that are still expired or exhausted:
 # several consumers and reapers may find the same message, and it must move once.
 # Locks: the messages in id order, then KEY SHARE on the target's row, in name order.
