@@ -1,4 +1,4 @@
-"""Composition root: what happens when Django starts, and after it migrated."""
+"""The app configuration: what happens when Django starts and after it has migrated."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ class DjangoPGQueueConfig(AppConfig):
 
 
 def declare_standing_queues(using: str, plan: Any = (), **kwargs: Any) -> None:
-    """Make the standing queues of queues.py modules, and their dead-letter queues, after migrating."""
+    """Create the standing queues of queues.py modules, and their dead-letter queues, after migrating."""
     from django_pgqueue import registry
     from django_pgqueue.queue_internals import declaration_of
     from django_pgqueue.services.beliefs import beliefs
@@ -40,8 +40,9 @@ def declare_standing_queues(using: str, plan: Any = (), **kwargs: Any) -> None:
     beliefs.forget()
     is_reversed = any(migration.app_label == "django_pgqueue" and backwards for migration, backwards in plan)
     if is_reversed:
-        return  # The tables may be gone.
-    # They are standing ones too, unless the project declares them otherwise. Named, so that they live until declared.
+        return  # The tables may not exist any more.
+    # The queues of tasks are standing queues too, unless the project declares otherwise. The variable keeps them alive
+    # until they are declared.
     tasks = queues.make_queues(using)
     for queue in dict.fromkeys(
         [*registry.standing_queues(), *(each for each in tasks if not declaration_of(each).auto_deleted)]

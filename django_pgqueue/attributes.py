@@ -1,4 +1,4 @@
-"""What a queue is declared with, and what follows from that and from the settings."""
+"""The declared attributes of a queue, and the values derived from them and from the settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django_pgqueue.validation import Seconds, check_bool, check_count, check_na
 
 
 class Attributes(Generic[P]):
-    """The attributes of a queue, checked. One that is None is what the setting says at the time."""
+    """The validated attributes of a queue. For an attribute that is None, the current setting applies."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class Attributes(Generic[P]):
         self._backoff = backoff if backoff is None or callable(backoff) else check_backoff(backoff)
         self.validation: Validation[P] | None = None if schema is None else validation_of(schema)
         self._using = using
-        #: Names of the topics that it is bound to.
+        #: The names of the topics that the queue is bound to.
         self.topics: set[str] = set()
         self._declaration: Declaration | None = None
 
     @property
     def using(self) -> str:
-        """The alias of its database. Raises ``ImproperlyConfigured`` if there is no such one."""
+        """The alias of the queue's database. Raises ``ImproperlyConfigured`` if the alias does not exist."""
         return database_alias(self._using)
 
     @property
     def declaration(self) -> Declaration:
-        """The attributes as they are stored in the queue's row."""
+        """The attributes as stored in the queue's row."""
         max_deliveries = self._max_deliveries or settings.MAX_DELIVERIES
         bindings = tuple((topic, self.copy_ttl) for topic in sorted(self.topics)) if self.topics else ()
         kept = self._declaration
@@ -76,24 +76,23 @@ class Attributes(Generic[P]):
     @property
     def copy_ttl(self) -> float | None:
         """
-        Seconds after which copies of a topic's messages expire, as a binding stores them. None: the default.
+        The seconds after which copies of a topic's messages expire, as a binding stores them. None: the default.
 
-        That of an auto-deleted queue is written down: when its row is deleted by hand nothing else tells
-        that the copies, orphans then, expire.
+        Stored for auto-deleted queues, so that orphaned copies still expire if the row is deleted by hand.
         """
         return settings.EPHEMERAL_TTL if self._ttl is None and self.auto_deleted else self._ttl
 
     @property
     def lease(self) -> float:
-        """Seconds for which a claim lasts."""
+        """The lease of a claim, in seconds."""
         return self._lease or settings.LEASE
 
     def retry_delay(self, delivery_count: int) -> float:
-        """Return the seconds after which a message that was delivered so often is delivered again."""
+        """Return the delay of a retry after this many deliveries, in seconds."""
         return backoff_delay(self._backoff or settings.BACKOFF, delivery_count)
 
     def times(self, delay: Seconds, ttl: Seconds | None) -> tuple[float, float | None]:
-        """Return the delay of a message, and the seconds from now to its expiry."""
+        """Return the delay of a message and the seconds from now until it expires (None: it never expires)."""
         delay = check_seconds(delay, "delay")
         if ttl is None:
             ttl = self._ttl
@@ -104,12 +103,12 @@ class Attributes(Generic[P]):
         return delay, None if ttl is None or ttl == math.inf else delay + ttl
 
     def load(self, message: Message) -> Message[P]:
-        """Return the message with what the schema makes of its payload. Raises what the schema does."""
+        """Return the message with its payload loaded by the schema. Raises the schema's errors."""
         assert self.validation is not None
         return replace(message, payload=self.validation.load(message.payload))
 
     def load_many(self, messages: Sequence[Message]) -> tuple[list[Message[P]], list[tuple[Message, str]]]:
-        """Return the messages as the schema makes them, and those that do not fit it, each with the reason."""
+        """Return the messages as loaded by the schema, and those that do not match it, each with the reason."""
         fitting, misfits = [], []
         for message in messages:
             try:

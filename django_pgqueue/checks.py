@@ -1,4 +1,4 @@
-"""System checks. Ids are django_pgqueue.E001 and so on; the docs list them."""
+"""System checks. Their ids are django_pgqueue.E001 and so on; the docs list them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from django_pgqueue.monitoring import diagnosis
 from django_pgqueue.services import diagnosing, publishing
 from django_pgqueue.validation import MAX_COUNT, MAX_SECONDS
 
-# At most 24: with " topic#" and the hash of a long name it must fit the 63 bytes of a channel. A colon would
-# let queue "b:c" of prefix "a" and queue "c" of prefix "a:b" share a channel.
+# At most 24 characters, because the prefix, " topic#" and the hash of a long name must fit into the 63 bytes of a
+# channel. With a colon, queue "b:c" of prefix "a" and queue "c" of prefix "a:b" would share a channel.
 CHANNEL_PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,24}")
 
 
 def check_engine(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """E001: the queue's database is PostgreSQL, and the aliases are there."""
-    # Whatever was configured: another check says of which type it should be.
+    """E001: the database is not PostgreSQL, or an alias does not exist."""
+    # Of any type: another check reports a wrong type.
     alias: Any = settings.DATABASE
     aliases = (("DATABASE", alias), ("LISTEN_DATABASE", settings.LISTEN_DATABASE or alias))
     for key, name in aliases:
         if not isinstance(name, str) or name not in django_settings.DATABASES:
-            return [Error(f"PGQUEUE: {key} names no database alias: {name!r}.", id="django_pgqueue.E001")]
+            return [Error(f"PGQUEUE: {key} is not a database alias: {name!r}.", id="django_pgqueue.E001")]
     wrong: list[CheckMessage] = [
         Error(
             f"The database {name!r} is {connections[name].vendor}; django_pgqueue needs PostgreSQL.",
@@ -44,7 +44,7 @@ def check_engine(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 
 def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """E002: an unknown key. E003: a value of the wrong type or range. W004: reaped while in use."""
+    """E002: an unknown key. E003: a value of the wrong type or range. W004: queues in use may be reaped."""
     configured = getattr(django_settings, "PGQUEUE", {})
     if not isinstance(configured, dict):
         return [Error("PGQUEUE must be a dict.", id="django_pgqueue.E003")]
@@ -52,7 +52,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     for key, value in configured.items():
         if key not in SETTING_TYPES:
             nearest = difflib.get_close_matches(str(key), SETTING_TYPES, n=1)
-            hint = f"Did you mean {nearest[0]}?" if nearest else f"There are: {', '.join(sorted(SETTING_TYPES))}."
+            hint = f"Did you mean {nearest[0]}?" if nearest else f"The settings are {', '.join(sorted(SETTING_TYPES))}."
             found.append(Error(f"PGQUEUE has no setting {key!r}.", hint=hint, id="django_pgqueue.E002"))
         elif problem := _problem(key, value):
             found.append(Error(f"PGQUEUE[{key!r}] {problem}, not {value!r}.", id="django_pgqueue.E003"))
@@ -70,7 +70,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 
 def _problem(key: str, value: Any) -> str:
-    """Return what is wrong with a setting's value, or nothing."""
+    """Return what is wrong with a setting's value, or an empty string."""
     if key == "BACKOFF":
         try:
             check_backoff(value)
@@ -112,7 +112,7 @@ def check_foreign_key(app_configs: Any, databases: Sequence[str] | None = None, 
             f"The foreign key {publishing.FOREIGN_KEY_NAME} {' and '.join(problems)}: publishing could lose messages"
             " or fail at COMMIT.",
             hint=(
-                "Drop it if it is there, then: ALTER TABLE django_pgqueue_messagequeueitem ADD CONSTRAINT"
+                "Drop it if it exists, then run: ALTER TABLE django_pgqueue_messagequeueitem ADD CONSTRAINT"
                 f" {publishing.FOREIGN_KEY_NAME} FOREIGN KEY (queue_id) REFERENCES django_pgqueue_messagequeue (name)"
                 " ON DELETE SET NULL NOT DEFERRABLE"
             ),
@@ -122,13 +122,13 @@ def check_foreign_key(app_configs: Any, databases: Sequence[str] | None = None, 
 
 
 def check_schema(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """E006, E007, W008, E009: the claim index, the orphans' trigger, autovacuum, the server's version."""
+    """E006, E007, W008, E009: the claim index, the orphan trigger, autovacuum, the server's version."""
     alias = settings.DATABASE
     return diagnosis.examine_schema(alias) if _is_migrated(alias, databases) else []
 
 
 def _is_migrated(alias: str, databases: Sequence[str] | None) -> bool:
-    """Tell whether this database is to be checked, and has the tables by now."""
+    """Return whether this database is to be checked and has the tables."""
     if alias not in (databases or ()) or connections[alias].vendor != "postgresql":
         return False
     return "django_pgqueue_messagequeueitem" in connections[alias].introspection.table_names()

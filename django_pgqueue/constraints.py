@@ -1,9 +1,9 @@
 """
-The one constraint that Django cannot express: a foreign key checked at the statement.
+A constraint that Django cannot express: a foreign key that is checked by each statement.
 
-Django makes every PostgreSQL foreign key DEFERRABLE INITIALLY DEFERRED, so that a violation comes
-at COMMIT, after ``publish`` has returned. This app must see it at the INSERT. The import path of
-this class is written into migrations and must not move.
+Django creates every PostgreSQL foreign key as DEFERRABLE INITIALLY DEFERRED, so a violation is raised at COMMIT, after
+``publish`` has returned. This app needs the violation at the INSERT. Migrations contain the import path of this class,
+which must not change.
 """
 
 from typing import Any
@@ -28,9 +28,9 @@ class ImmediateForeignKey(models.BaseConstraint):
         super().__init__(name=name)
         self.field = field
 
-    # The base class allows for no model and no editor; migrations always pass both.
+    # The base class allows None for both arguments; migrations always pass them.
     def constraint_sql(self, model: Any, schema_editor: Any) -> str:
-        """Return the clause that stands in CREATE TABLE."""
+        """Return the clause for CREATE TABLE."""
         field = model._meta.get_field(self.field)
         quote = schema_editor.quote_name
         return self.template % {
@@ -41,7 +41,7 @@ class ImmediateForeignKey(models.BaseConstraint):
         }
 
     def create_sql(self, model: Any, schema_editor: Any) -> Any:
-        """Return the statement that adds it to a table."""
+        """Return the statement that adds the constraint to a table."""
         return Statement(
             "ALTER TABLE %(table)s ADD %(constraint)s",
             table=schema_editor.quote_name(model._meta.db_table),
@@ -49,7 +49,7 @@ class ImmediateForeignKey(models.BaseConstraint):
         )
 
     def remove_sql(self, model: Any, schema_editor: Any) -> Any:
-        """Return the statement that drops it."""
+        """Return the statement that drops the constraint."""
         return Statement(
             "ALTER TABLE %(table)s DROP CONSTRAINT %(name)s",
             table=schema_editor.quote_name(model._meta.db_table),
@@ -57,10 +57,10 @@ class ImmediateForeignKey(models.BaseConstraint):
         )
 
     def validate(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the field's own validation looks the queue up."""
+        """Do nothing, because the field's own validation looks the queue up."""
 
     def deconstruct(self) -> Any:
-        """Return what a migration writes."""
+        """Return the constraint as a migration writes it."""
         path, args, kwargs = super().deconstruct()
         return path, args, {**kwargs, "field": self.field}
 

@@ -1,15 +1,14 @@
-"""Ages and deadlines for people."""
+"""Format durations for people."""
 
 from __future__ import annotations
 
-# What stands where there is nothing to measure.
-NONE = "-"
+EMPTY = "-"
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds as people read them: 2.0 min. Of none, and of infinitely many, a dash."""
+    """Return a duration as readable text, for example "2.0 min". A dash stands for None and for infinity."""
     if seconds is None or abs(seconds) == float("inf"):
-        return NONE
+        return EMPTY
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"

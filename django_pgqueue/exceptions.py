@@ -1,24 +1,23 @@
-"""Every error that this app raises on purpose, and the two that handlers raise to steer it."""
+"""The app's own errors, and the two exceptions that handlers raise to settle a message."""
 
 from collections.abc import Iterable
 from datetime import timedelta
 
 from django.db import IntegrityError
 
-# Raised by PostgreSQL when a row refers to a parent that is not there
-# (https://www.postgresql.org/docs/current/errcodes-appendix.html).
+# https://www.postgresql.org/docs/current/errcodes-appendix.html
 FOREIGN_KEY_VIOLATION = "23503"
 
 
 class PGQueueError(Exception):
-    """Base of the errors below. Never raised itself."""
+    """The base class of the errors below. It is never raised itself."""
 
 
 class InvalidQueueName(PGQueueError, ValueError):
     """
-    A name of a queue or topic is empty, too long, or holds characters that are not allowed.
+    The name of a queue or topic is empty, too long, or contains characters that are not allowed.
 
-    A ``ValueError``. Raised where the ``Queue`` or ``Topic`` is made.
+    A ``ValueError``. Raised when the ``Queue`` or ``Topic`` is created.
     """
 
 
@@ -26,8 +25,9 @@ class PayloadError(PGQueueError, ValueError):
     """
     A payload or a header cannot be stored as JSON. A ``ValueError``, raised before any SQL is sent.
 
-    Nor is one stored that does not fit the queue's schema. ``path`` tells where in the value the trouble is:
-    ``$.items[3].price``; ``[57].price`` of ``publish_many``, ``headers.trace`` of headers. ``reason`` tells what it is.
+    Also raised if the payload does not match the queue's schema. ``path`` is the location of the problem in the value:
+    ``$.items[3].price``, ``[57].price`` for ``publish_many()``, or ``headers.trace`` for headers. ``reason`` describes
+    the problem.
     """
 
     def __init__(self, reason: str, path: str = "$") -> None:
@@ -37,16 +37,15 @@ class PayloadError(PGQueueError, ValueError):
 
 
 class PayloadTooLarge(PayloadError):
-    """A payload, or all headers together, have more bytes of UTF-8 JSON than ``MAX_PAYLOAD_BYTES``."""
+    """The UTF-8 JSON of a payload, or of all headers together, has more than ``MAX_PAYLOAD_BYTES`` bytes."""
 
 
 class QueueNotFound(PGQueueError, IntegrityError):
     """
-    The queue has no row, and it must not be made silently. An ``IntegrityError`` of Django's.
+    The queue has no row, and it must not be created silently. A subclass of Django's ``IntegrityError``.
 
-    ``queue`` is its name. ``sqlstate`` is that of a foreign-key violation whichever way it was found, so that code
-    which looks at the SQLSTATE of an ``IntegrityError`` sees one answer. The caller's transaction stays
-    usable.
+    ``queue`` is the queue's name. ``sqlstate`` is always that of a foreign-key violation, for code that checks the
+    SQLSTATE of an ``IntegrityError``. The caller's transaction stays usable.
     """
 
     sqlstate = FOREIGN_KEY_VIOLATION
@@ -58,10 +57,10 @@ class QueueNotFound(PGQueueError, IntegrityError):
 
 class CanaryFailed(PGQueueError):
     """
-    A redrive was stopped, because the first messages that it sent back did not all end well.
+    A redrive was stopped because some messages of its canary were not handled successfully in time.
 
-    ``queue``: its name; ``died``: a list of the ids of those that became dead letters again; ``pending``: of those
-    that were not settled in time; ``redriven``: how many messages were sent back.
+    ``queue`` is the queue's name. ``died`` is a list of the ids of messages that were dead-lettered again, ``pending``
+    a list of those that were not settled in time, and ``redriven`` the number of messages that were sent back.
     """
 
     def __init__(self, queue: str, died: Iterable[int], pending: Iterable[int], redriven: int) -> None:
@@ -77,10 +76,10 @@ class CanaryFailed(PGQueueError):
 
 class LeaseLost(PGQueueError):
     """
-    Messages could not be settled or extended, because their lease is no longer the caller's.
+    Messages could not be settled or extended, because the caller no longer has their lease.
 
-    ``queue`` is the queue's name, ``ids`` the list of the messages'. Those that still were the caller's have been
-    settled.
+    ``queue`` is the queue's name, and ``ids`` a list of the ids of these messages. The other messages of the call have
+    been settled.
     """
 
     def __init__(self, queue: str, ids: Iterable[int]) -> None:
@@ -91,10 +90,10 @@ class LeaseLost(PGQueueError):
 
 class Nack(Exception):
     """
-    Raised by a handler: give the message back, to be delivered again after ``delay`` seconds.
+    Raised by a handler to give the message back, to be delivered again after ``delay`` seconds.
 
-    ``reason`` is text, or the exception itself, for the message's history. ``delay``: a number or a ``timedelta``;
-    None: by the queue's back-off. The delivery counts: after ``max_deliveries`` the message goes to the dead-letter
+    ``reason`` is text or an exception, for the message's history. ``delay`` is a number or a ``timedelta``; None: the
+    queue's back-off. The delivery counts: after ``max_deliveries`` deliveries, the message is moved to the dead-letter
     queue.
     """
 
@@ -106,9 +105,9 @@ class Nack(Exception):
 
 class Reject(Exception):
     """
-    Raised by a handler: give the message up, it goes to the dead-letter queue at once.
+    Raised by a handler to move the message to the dead-letter queue immediately.
 
-    ``reason`` is text, or the exception itself, for the message's history.
+    ``reason`` is text or an exception, for the message's history.
     """
 
     def __init__(self, reason: object = "") -> None:

@@ -1,9 +1,9 @@
 """
-What watches publishing, claiming and handling: nothing, unless an instrument is installed.
+Hooks around publishing, claiming and handling, for an instrument that may be installed.
 
-``instrument`` is what the work is done under: ``with instrumentation.instrument.publishing(…)``. The null instrument
-does nothing, and does not ask for what it would be told. One that is installed is shielded: what it raises is
-logged, each kind of failure once, and the work goes on.
+The work runs inside the context managers of ``instrument``: ``with instrumentation.instrument.publishing(…)``. The
+null instrument does nothing and does not evaluate its arguments. An installed instrument is shielded: its errors are
+logged, each kind once, and the work continues.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Target(NamedTuple):
 
 
 class Traced(Protocol):
-    """What an instrument needs of a message: a claimed one, or one of a topic."""
+    """The parts of a claimed message, or of a topic's message, that an instrument uses."""
 
     @property
     def id(self) -> Any: ...
@@ -38,7 +38,7 @@ class Traced(Protocol):
 
 
 class Labelled(Protocol):
-    """What became of a message: "ack", "nack", "reject" or "lost"."""
+    """The outcome of a message: "ack", "nack", "reject" or "lost"."""
 
     @property
     def label(self) -> str: ...
@@ -46,18 +46,18 @@ class Labelled(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Publication:
-    """A publish on its way."""
+    """A publish in progress."""
 
-    #: What the caller gave; not to be changed.
+    #: The caller's headers, which must not be changed.
     headers: Mapping[str, Any]
     is_batch: bool
-    #: Headers that the instrument adds to each message. None of the caller's.
+    #: Headers that the instrument adds to each message. Their keys must differ from the caller's.
     context: dict[str, str] = field(default_factory=dict)
-    #: Of what was inserted: for a topic of the copies on bound queues. None: it failed.
+    #: The ids of the inserted messages; for a topic, of the copies on bound queues. None: the publish failed.
     ids: list[int] | None = None
 
     def published(self, ids: list[int]) -> None:
-        """Note what was inserted."""
+        """Record the ids of the inserted messages."""
         self.ids = ids
 
 
@@ -67,24 +67,24 @@ class Handling:
 
     messages: Sequence[Traced]
     is_batch: bool = False
-    #: Seconds from when each was due until now. Empty: not known.
+    #: The seconds since each message became due. Empty: unknown.
     waits: Sequence[float] = ()
-    #: What was raised, by message id.
+    #: The errors of the handler, by message id.
     errors: dict[Any, BaseException] = field(default_factory=dict)
-    #: The label of what became of each message. Empty: nobody settles them.
+    #: The label of each message's outcome. Empty: the messages are not settled.
     outcomes: Sequence[str] = ()
 
     def ended(self, outcomes: Sequence[Labelled]) -> None:
-        """Note what became of each message."""
+        """Record the outcome of each message."""
         self.outcomes = [outcome.label for outcome in outcomes]
 
 
 class Instrument(Protocol):
-    """Its context managers are around the work, in its thread or task; what it does is in ``with``'s two ends."""
+    """The interface of an instrument. Its context managers are entered and exited in the thread or task of the work."""
 
     def publishing(self, target: Target, publication: Publication, /) -> AbstractContextManager[object]: ...
     def claimed(self, target: Target, messages: Sequence[Traced], began: float, /) -> None:
-        """Messages were claimed. ``began``: monotonic time."""
+        """Record claimed messages. ``began``: the monotonic time at which the claim began."""
 
     def handling(self, target: Target, handling: Handling, /) -> AbstractContextManager[object]: ...
 
@@ -93,7 +93,7 @@ class Instrument(Protocol):
 
 
 class Unwatched:
-    """A publish or a run of a handler that nothing watches: what is noted on it is not kept."""
+    """A publish or a run of a handler without an instrument. Records nothing."""
 
     __slots__ = ()
     context: Mapping[str, str] = MappingProxyType({})
@@ -111,37 +111,37 @@ UNWATCHED = Unwatched()
 
 class NullInstrument:
     """
-    The instrument of a process where none is installed.
+    The instrument of a process in which none is installed.
 
-    ``target`` and ``handling`` are functions, so that nothing is put together for nobody.
+    ``target`` and ``handling`` are functions, so that their values are only computed if an instrument needs them.
     """
 
     def publishing(
         self, target: Callable[[], Target], headers: Mapping[str, Any] | None, *, is_batch: bool = False
     ) -> AbstractContextManager[Publication | Unwatched]:
-        """Watch a publish. Inside, ``context`` says what to add to the headers; ``published()`` is to be called."""
+        """Watch a publish. The block adds ``context`` to the headers and calls ``published()``."""
         return UNWATCHED
 
     def claimed(self, target: Callable[[], Target], messages: Sequence[Traced], began: float) -> None:
-        """Tell of messages that were claimed. ``began``: monotonic time."""
+        """Record claimed messages. ``began``: the monotonic time at which the claim began."""
 
     def handling(
         self, target: Callable[[], Target], handling: Callable[[], Handling]
     ) -> AbstractContextManager[Handling | Unwatched]:
-        """Watch a run of a handler. Inside, ``failed()`` is called with what it raises; ``ended()`` is to be called."""
+        """Watch a run of a handler. The block calls ``failed()`` with each error, and ``ended()`` at its end."""
         return UNWATCHED
 
 
 # --- One that is installed ---
 
-# The handling that is under way in this thread or task.
+# The handling in progress in this thread or task.
 _handling: ContextVar[Handling | None] = ContextVar("django_pgqueue_handling", default=None)
-# What was logged already: where, and the type of the error.
+# The errors that were already logged: place and type.
 _reported: set[tuple[str, type]] = set()
 
 
 class ShieldedInstrument(NullInstrument):
-    """An installed instrument, around work that goes on whatever it raises."""
+    """An installed instrument, whose errors do not affect the work."""
 
     def __init__(self, inner: Instrument) -> None:
         self.inner = inner
@@ -175,31 +175,31 @@ instrument: NullInstrument = NullInstrument()
 
 
 def install(new: Instrument) -> None:
-    """Let an instrument watch from now on, in place of any other."""
+    """Install an instrument in place of any other."""
     global instrument
     instrument = ShieldedInstrument(new)
 
 
 def uninstall() -> None:
-    """Let nothing watch from now on."""
+    """Remove the installed instrument."""
     global instrument
     instrument = NullInstrument()
 
 
 def installed() -> Instrument | None:
-    """Return the instrument that is installed."""
+    """Return the installed instrument, or None."""
     return instrument.inner if isinstance(instrument, ShieldedInstrument) else None
 
 
 def failed(message_id: Any, error: BaseException) -> None:
-    """Note what was raised for a message, where somebody wants to know."""
+    """Record the error of a message for the handling in progress, if there is one."""
     current = _handling.get()
     if current is not None:
         current.errors[message_id] = error
 
 
 class _Shield:
-    """An instrument's context manager around a piece of work, which goes on whatever that raises."""
+    """An instrument's context manager, whose errors do not affect the work inside."""
 
     def __init__(self, at: str, around: Callable[[], AbstractContextManager[object]]) -> None:
         self._at = at
@@ -227,7 +227,7 @@ class _Shield:
 
 
 def note_failure(at: str, error: Exception) -> None:
-    """Log what an instrument raised, once for each place and type."""
+    """Log an instrument's error, once for each place and type."""
     if (at, type(error)) not in _reported:
         _reported.add((at, type(error)))
         logger.warning("instrument failed at=%s", at, exc_info=error)

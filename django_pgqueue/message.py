@@ -1,4 +1,4 @@
-"""What a consumer holds: one message under a lease, and the JSON that travels in it."""
+"""A claimed message, and the encoding and decoding of its JSON."""
 
 import contextlib
 import json
@@ -13,75 +13,75 @@ from uuid import UUID
 from django_pgqueue.exceptions import PayloadError, PayloadTooLarge
 from django_pgqueue.schema import P
 
-# A consumer decodes with the json module, whose recursion is bounded by the interpreter (1,000
-# frames on CPython 3.11, those of the handler included). What is published must be readable there.
+# A consumer decodes with the json module, whose recursion is limited by the interpreter (1,000 frames on CPython 3.11,
+# including those of the handler). Every published message must be decodable there.
 MAX_DEPTH = 500
 
-# A statement of publish_many carries at most so many values and bytes, so that neither the client nor the
-# server holds a hundred thousand messages in one piece. So many values are encoded in one go.
+# One statement of publish_many carries at most CHUNK_ROWS values and about CHUNK_BYTES bytes, so that neither the
+# client nor the server holds a hundred thousand messages at once. PIECE_ROWS values are encoded together.
 CHUNK_ROWS = 5_000
 CHUNK_BYTES = 4 * 1024 * 1024
 PIECE_ROWS = 100
 
-# What holds other values, and what mostly is in it.
+# JSON's containers, and the types of most values in them.
 NESTING = (dict, list, tuple)
 SCALARS = frozenset({str, int, float, bool, type(None)})
 
-# The same JSON for every publish path: one form to compare, to measure and to read in psql.
+# One encoder for every way to publish, so that JSON always has the same form to compare, to measure and to read.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-# json.loads without its search for space.
+# json.loads without its handling of whitespace.
 _scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # typeshed takes the factory for a class
 
 
 @dataclass(frozen=True, slots=True)
 class Message(Generic[P]):
     """
-    One claimed message. Frozen: settling it is the queue's work (``queue.ack(message)``).
+    One claimed message. It is immutable; settle it with its queue: ``queue.ack(message)``.
 
-    Times are by the database's clock, and aware unless ``USE_TZ`` is off.
+    Times are by the database's clock, and aware unless ``USE_TZ`` is False.
     """
 
-    #: Stays the same for as long as the message lives, on whatever queue.
+    #: The id, which does not change when the message moves to another queue.
     id: int
-    #: The name of the queue that it was claimed from.
+    #: The name of the queue from which it was claimed.
     queue: str
-    #: What was published, as JSON values: tuples arrive as lists. Where the queue has a schema, what that makes of it.
+    #: The published payload as JSON values, with tuples as lists. With a schema, the payload as loaded by the schema.
     payload: P
-    #: A dict; empty where none were given.
+    #: A dict, empty if there are no headers.
     headers: dict[str, Any]
-    #: How often it was claimed, this time included: 1 at the first delivery.
+    #: How often it was claimed, including this time: 1 at the first delivery.
     delivery_count: int
     #: When it was inserted.
     published_at: datetime
-    #: When the lease ended as of the claim; what extends it does not change this.
+    #: When the lease ends, as of the claim. Extending the lease does not change this value.
     lease_expires_at: datetime
-    #: Fences the lease: a later claim of the same message has another one.
+    #: The fencing token of the lease. Each claim of the message has another token.
     token: UUID = field(repr=False)
-    #: True when an earlier delivery neither settled it nor gave it back: its worker may have died
-    #: of it, so it was claimed alone.
+    #: True if an earlier delivery neither settled it nor gave it back. The message may have killed its worker, so it
+    #: was claimed alone.
     suspect: bool = False
-    #: Bytes, about: the characters of the payload's JSON.
+    #: The approximate size in bytes: the number of characters of the payload's JSON.
     size: int = field(default=0, repr=False, compare=False)
-    #: Minutes since 1970 when it was published. None: an earlier delivery was settled, and its publish counted then.
+    #: When it was published, in minutes since 1970. None: the publish was counted after an earlier delivery.
     minute: int | None = field(default=None, repr=False, compare=False)
 
 
 def decode(text: str) -> Any:
     """
-    Return the value of JSON text as PostgreSQL writes it: valid, and without space around it.
+    Return the value of JSON text from PostgreSQL, which is valid and has no surrounding whitespace.
 
-    Raises ``ValueError`` or ``RecursionError`` for what this Python cannot hold.
+    Raises ``ValueError`` or ``RecursionError`` if Python cannot represent the value.
     """
     return _scan(text, 0)[0]
 
 
 def encode(value: object, max_bytes: int, root: str = "$") -> str:
     """
-    Return ``value`` as the JSON text that is stored, or raise ``PayloadError`` naming the path.
+    Return ``value`` as the JSON text to store, or raise ``PayloadError`` with the path of the problem.
 
-    Accepted: None, bool, int, finite float, str without NUL and lone surrogates, list and tuple
-    (arrives as a list), and dict with str keys, nested up to ``MAX_DEPTH``. Subclasses arrive as
-    the plain type. ``max_bytes`` bounds the UTF-8 JSON; beyond it ``PayloadTooLarge`` is raised.
+    Accepts None, bool, int, finite float, str without NUL and lone surrogates, list and tuple (decoded as a list), and
+    dict with str keys, nested up to ``MAX_DEPTH`` levels. Subclasses are decoded as the plain type. ``PayloadTooLarge``
+    is raised if the UTF-8 JSON has more than ``max_bytes`` bytes.
     """
     try:
         text = _encode(value)
@@ -89,7 +89,7 @@ def encode(value: object, max_bytes: int, root: str = "$") -> str:
     except (TypeError, ValueError, RecursionError) as error:
         _raise_where(value, root)
         raise PayloadError(str(error), root) from error
-    # This clears almost every payload; only what it cannot clear is walked node by node.
+    # A fast check that accepts almost every payload. Only others are checked node by node.
     if "\\u0000" in text or not _has_text_keys(value, MAX_DEPTH):
         _raise_where(value, root)
     if size > max_bytes:
@@ -101,7 +101,7 @@ def encode_many(values: Iterable[object], max_bytes: int) -> list[str]:
     """
     Return values as JSON arrays, in order, of up to ``CHUNK_ROWS`` values and about ``CHUNK_BYTES`` bytes each.
 
-    Each value is held to what ``encode`` accepts; the path of a ``PayloadError`` starts with its position.
+    Each value must be accepted by ``encode()``. The path of a ``PayloadError`` starts with the value's position.
     """
     chunks: list[str] = []
     texts: list[str] = []
@@ -117,10 +117,10 @@ def encode_many(values: Iterable[object], max_bytes: int) -> list[str]:
 
 
 def _pieces(values: list[object], max_bytes: int) -> Iterator[tuple[str, int]]:
-    """Yield JSON of some values, separated by commas, and how many they are."""
+    """Yield the JSON of some values, separated by commas, and the number of values."""
     for start in range(0, len(values), PIECE_ROWS):
         piece = values[start : start + PIECE_ROWS]
-        # Many at once cost half as much as one by one. If all of them together fit, so does each.
+        # Encoding values together takes half as long as one by one. If their total size is allowed, so is each.
         with contextlib.suppress(TypeError, ValueError, RecursionError):
             text = _encode(piece)
             fits = len(text.encode()) <= min(max_bytes, CHUNK_BYTES)
@@ -132,14 +132,14 @@ def _pieces(values: list[object], max_bytes: int) -> Iterator[tuple[str, int]]:
 
 
 def _has_text_keys(value: Any, depth: int) -> bool:
-    """Tell whether all keys are text, in no more than ``depth`` levels: JSON makes text of others, silently."""
+    """Return whether all keys are str, in at most ``depth`` levels. The encoder silently converts other keys."""
     if not isinstance(value, NESTING):
         return True
     if not depth:
         return False
     if isinstance(value, dict):
         try:
-            # Faster than looking at each.
+            # Faster than checking each key.
             "".join(value)
         except TypeError:
             return False
@@ -151,7 +151,7 @@ def _has_text_keys(value: Any, depth: int) -> bool:
 
 
 def encode_headers(headers: Mapping[str, object] | None, max_bytes: int) -> str:
-    """Return headers as JSON text. They are a mapping of str to JSON values, None means none."""
+    """Return headers, a mapping of str to JSON values, as JSON text. None: no headers."""
     if not headers:
         return "{}"
     if not isinstance(headers, Mapping):
@@ -160,7 +160,7 @@ def encode_headers(headers: Mapping[str, object] | None, max_bytes: int) -> str:
 
 
 def add_headers(headers: str, added: Mapping[str, str]) -> str:
-    """Return the JSON text of headers with others, which have other keys, added."""
+    """Return the JSON text of headers with other headers added, whose keys must be different."""
     if not added:
         return headers
     text = _encode(added)
@@ -168,8 +168,8 @@ def add_headers(headers: str, added: Mapping[str, str]) -> str:
 
 
 def _raise_where(value: object, root: str) -> None:
-    """Walk a value and raise ``PayloadError`` at the first thing that JSON cannot carry."""
-    # Iterative, because the values that matter here are those that exhaust recursion.
+    """Walk a value and raise ``PayloadError`` at the first node that cannot be stored as JSON."""
+    # Iterative, because this also handles values that exceed the recursion limit.
     stack: list[tuple[str, object, int, tuple[int, ...]]] = [(root, value, 1, ())]
     while stack:
         path, node, depth, ancestors = stack.pop()
@@ -199,11 +199,11 @@ def _children(node: Any, path: str) -> Iterator[tuple[str, object]]:
 def _check_scalar(node: object, path: str, what: str = "") -> None:
     if isinstance(node, str):
         if "\0" in node:
-            raise PayloadError(f"{what}text holds a NUL character, which jsonb cannot store", path)
+            raise PayloadError(f"{what}text contains a NUL character, which jsonb cannot store", path)
         try:
             node.encode()
         except UnicodeEncodeError as error:
-            raise PayloadError(f"{what}text holds half of a surrogate pair", path) from error
+            raise PayloadError(f"{what}text contains half of a surrogate pair", path) from error
     elif isinstance(node, float):
         if not math.isfinite(node):
             raise PayloadError(f"{node!r} is not JSON", path)
@@ -221,7 +221,7 @@ def _shorten(path: str) -> str:
 
 
 def check_own(messages: Sequence[object], name: str) -> bool:
-    """Return whether there are any messages, and raise ``ValueError`` for one that is not of the queue of this name."""
+    """Return whether there are any messages. Raises ``ValueError`` for a message of another queue."""
     for message in messages:
         if not isinstance(message, Message):
             raise ValueError(f"not a message: {message!r:.80}")

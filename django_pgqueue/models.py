@@ -1,8 +1,8 @@
 """
-The tables. Runtime statements are in ``sql.py``; these models are for migrations, admin and queries.
+The tables. These models are for migrations, the admin and queries; ``services/`` uses SQL.
 
-No column holds a message's state: it follows from the lease, the times and where the message came
-from, so that a claim changes no indexed column (a heap-only update).
+No column stores a message's state, which follows from the lease, the times and the message's origin. A claim therefore
+changes no indexed column, and is a heap-only update.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from django.db.models.functions import Now
 
 from django_pgqueue.constraints import ImmediateForeignKey
 
-# What a name looks like to the database; ``validation.check_name`` asks for more.
-NAME = r"^[^[:cntrl:][:space:]]([^[:cntrl:]]{0,253}[^[:cntrl:][:space:]])?$"
+# ``validation.check_name`` is stricter.
+NAME_PATTERN = r"^[^[:cntrl:][:space:]]([^[:cntrl:]]{0,253}[^[:cntrl:][:space:]])?$"
 
 
 class ReadableDateTimeField(models.DateTimeField):  # type: ignore[type-arg]  # not generic at run time
     """
     A time that can always be read.
 
-    The database holds times that Python cannot: infinity, before Christ, beyond the year 9999. One
-    row with such a time, made by somebody's SQL, would break every list that it stands in; it is read
-    as the first or last time that there is, with a day to spare for time zones.
+    The database can store times that Python cannot represent: infinity, and years before 1 or after 9999. One such row,
+    written by hand, would break every list that contains it. These times are read as the first or last possible time,
+    less a day for time zones.
     """
 
     def select_format(self, compiler: Any, sql: str, params: Any) -> Any:
-        """Return the column as a query selects it."""
+        """Return the SQL that selects the column."""
         first, last = "timestamptz '0001-01-02 00:00:00+00'", "timestamptz '9999-12-30 00:00:00+00'"
         return f"CASE WHEN {sql} < {first} THEN {first} WHEN {sql} > {last} THEN {last} ELSE {sql} END", (*params,) * 3
 
     def deconstruct(self) -> Any:
-        """Return Django's own field, which is what the column is."""
+        """Return Django's own field, because the column has its type."""
         name, _, args, kwargs = super().deconstruct()
         return name, "django.db.models.DateTimeField", args, kwargs
 
 
 class MessageQueue(models.Model):
-    """One queue. Rows are made by ``Queue.declare`` and by publishing, and removed by the reaper."""
+    """One queue. Rows are created by ``Queue.declare()`` and by publishing, and deleted by the reaper."""
 
     name = models.TextField(primary_key=True)
     durable = models.BooleanField(default=True, db_default=True)
     auto_deleted = models.BooleanField(
-        default=False, db_default=False, help_text="Reaped when it is idle and holds no message."
+        default=False, db_default=False, help_text="Whether the queue is reaped when it is idle and empty."
     )
     exclusive = models.BooleanField(default=False, db_default=False)
     exclusive_consumer_id = models.UUIDField(null=True, editable=False)
@@ -56,7 +56,9 @@ class MessageQueue(models.Model):
     )
     max_deliveries = models.IntegerField(default=5, db_default=5)
     paused_at = ReadableDateTimeField(null=True)
-    last_active = ReadableDateTimeField(db_default=Now(), help_text="Last declared, published to or consumed.")
+    last_active = ReadableDateTimeField(
+        db_default=Now(), help_text="When the queue was last declared, published to or consumed."
+    )
     created_at = ReadableDateTimeField(db_default=Now())
 
     class Meta:
@@ -64,7 +66,7 @@ class MessageQueue(models.Model):
         ordering = ("name",)
         constraints = (
             models.CheckConstraint(
-                condition=Q(name__regex=NAME),
+                condition=Q(name__regex=NAME_PATTERN),
                 name="django_pgqueue_queue_name",
             ),
             models.CheckConstraint(condition=Q(max_deliveries__gte=1), name="django_pgqueue_queue_max_deliveries"),
@@ -78,8 +80,8 @@ class QueueConsumer(models.Model):
     """
     One running consumer process, as of its last heartbeat.
 
-    For people and for exclusive queues. Never part of claiming or of giving leases back: a lapsed
-    lease lapses by its own deadline, whatever became of this row.
+    For people and for exclusive queues. Not used for claims and leases: a lease expires at its own deadline, whether
+    this row exists or not.
     """
 
     id = models.UUIDField(primary_key=True)
@@ -98,10 +100,10 @@ class QueueConsumer(models.Model):
 
 class QueueEvent(models.Model):
     """
-    What happened to a queue's row: reaped, revived, vanished. Kept for a week.
+    An event of a queue's row: reaped, revived or vanished. Kept for a week.
 
-    The reaper's ``reaped`` is the tombstone: a queue that is made again after it was ``revived``. One
-    that is made again without it, by a process that had known it, had ``vanished``.
+    The reaper writes ``reaped``, which is the tombstone. A queue that is created again after a tombstone is
+    ``revived``. A queue without a tombstone that is created again by a process which has seen it had ``vanished``.
     """
 
     class Kind(models.TextChoices):
@@ -127,11 +129,11 @@ class QueueEvent(models.Model):
 
 class QueueMinute(models.Model):
     """
-    What became of a queue's messages in one minute, for charts. Kept for a day.
+    The counts of a queue's messages in one minute, for charts. Kept for a day.
 
-    Consumers add to it with each heartbeat, so what a killed one had not told is missing. A minute in which
-    nothing happened has no row. ``published`` is of the minute in which messages were published, and grows
-    when each is first settled: what still waits is not in it.
+    Consumers add their counts with each heartbeat, so the latest counts of a killed consumer are missing. A minute
+    without any messages has no row. ``published`` counts the messages that were published in this minute. Each one is
+    added when it is first settled, so waiting messages are not included.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -152,12 +154,12 @@ class QueueMinute(models.Model):
 
 
 class ReaperRun(models.Model):
-    """The reaper's last run, whoever ran it: one row."""
+    """The last run of any reaper, in one row."""
 
     id = models.IntegerField(primary_key=True, default=1)
     finished_at = ReadableDateTimeField(db_default=Now())
-    seconds = models.FloatField(help_text="How long it took.")
-    report = models.JSONField(help_text="What it did, as reap_queues --format json tells it, and how many queues.")
+    seconds = models.FloatField(help_text="The duration of the run.")
+    report = models.JSONField(help_text="What the run did, as in reap_queues --format json, with the number of queues.")
 
     class Meta:
         db_table = "django_pgqueue_reaperrun"
@@ -171,14 +173,14 @@ class TopicBinding(models.Model):
     """
     A queue that gets a copy of each message of a topic.
 
-    No foreign key: a binding outlives a queue's row that was deleted by hand, and the copies wait for
-    the queue as orphans. The reaper removes the bindings of a queue together with the queue.
+    There is no foreign key: if a queue's row is deleted by hand, its bindings remain and the copies wait as orphans.
+    The reaper deletes a queue together with its bindings.
     """
 
     id = models.BigAutoField(primary_key=True)
     topic = models.TextField()
     queue = models.TextField()
-    ttl = models.FloatField(null=True, blank=True, help_text="Seconds. Null: the default. Infinity: never.")
+    ttl = models.FloatField(null=True, blank=True, help_text="In seconds. Empty: the default. Infinity: never.")
     created_at = ReadableDateTimeField(db_default=Now())
 
     class Meta:
@@ -186,7 +188,7 @@ class TopicBinding(models.Model):
         ordering = ("topic", "queue")
         constraints = (
             models.UniqueConstraint(fields=("topic", "queue"), name="django_pgqueue_binding_unique"),
-            models.CheckConstraint(condition=Q(topic__regex=NAME), name="django_pgqueue_binding_topic"),
+            models.CheckConstraint(condition=Q(topic__regex=NAME_PATTERN), name="django_pgqueue_binding_topic"),
             models.CheckConstraint(condition=Q(ttl__isnull=True) | Q(ttl__gt=0), name="django_pgqueue_binding_ttl"),
         )
         indexes = (models.Index(fields=("queue",), name="django_pgqueue_binding_queue"),)
@@ -196,10 +198,10 @@ class TopicBinding(models.Model):
 
 
 class TopicBody(models.Model):
-    """A topic's message that does not fit into a notification: live subscribers read it, nobody takes it."""
+    """A topic's message that does not fit into a notification. All live subscribers read it from here."""
 
     id = models.BigAutoField(primary_key=True)
-    content = models.TextField(help_text="What the notification would have carried.")
+    content = models.TextField(help_text="The content of the notification.")
     expires_at = ReadableDateTimeField()
 
     class Meta:
@@ -212,10 +214,10 @@ class TopicBody(models.Model):
 
 class TaskRun(models.Model):
     """
-    What workers noted of a task: one row from its first attempt on, none before. ``id`` is its message's.
+    The run of a task, written by workers from its first attempt on. ``id`` is the id of its message.
 
-    Kept for ``TASK_RESULT_TTL`` after the task ended. ``status`` is as it was noted last: of a worker that died it
-    goes on saying RUNNING, and what is true follows from the message, as the result's status does.
+    Kept for ``TASK_RESULT_TTL`` after the task has ended. ``status`` is the last status that a worker wrote. It stays
+    RUNNING if the worker dies; the status of the task's result also takes the message into account.
     """
 
     class Status(models.TextChoices):
@@ -228,7 +230,7 @@ class TaskRun(models.Model):
     queue = models.TextField()
     task = models.TextField(help_text="The dotted path of its function.")
     backend = models.TextField(help_text="The alias in TASKS.")
-    key = models.TextField(help_text="The second half of the result's id, which nobody guesses.")
+    key = models.TextField(help_text="The random second half of the result's id.")
     status = models.TextField(choices=Status.choices)
     run_after = ReadableDateTimeField(null=True)
     enqueued_at = ReadableDateTimeField(null=True)
@@ -241,13 +243,13 @@ class TaskRun(models.Model):
         db_default=models.Value([], output_field=models.JSONField()),
         help_text="The last failures, oldest first: exception_class_path, traceback.",
     )
-    arguments = models.JSONField(null=True, help_text="As in the message, once an attempt has ended: args, kwargs.")
+    arguments = models.JSONField(null=True, help_text="The args and kwargs of the message, once an attempt has ended.")
     return_value = models.JSONField(null=True)
-    lease_token = models.UUIDField(help_text="Of the last attempt.")
+    lease_token = models.UUIDField(help_text="The token of the last attempt's lease.")
 
     class Meta:
         db_table = "django_pgqueue_taskrun"
-        # What is written at the end of an attempt is not in it: a heap-only update.
+        # The index contains no column that the end of an attempt writes, so that is a heap-only update.
         indexes = (models.Index(fields=("last_attempted_at",), name="django_pgqueue_run_attempt_idx"),)
 
     def __str__(self) -> str:
@@ -255,14 +257,14 @@ class TaskRun(models.Model):
 
 
 class MessageQueueItemQuerySet(models.QuerySet["MessageQueueItem"]):
-    """The states of a message that people see. Each message is in one of them."""
+    """Filters by the state of messages. Each message is in exactly one state."""
 
     def ready(self) -> MessageQueueItemQuerySet:
         """Messages that the next claim may take."""
         return self._waiting().exclude(read_after__gt=Now())
 
     def delayed(self) -> MessageQueueItemQuerySet:
-        """Messages whose time has not come."""
+        """Messages that are not due yet."""
         return self._waiting().filter(read_after__gt=Now())
 
     def leased(self) -> MessageQueueItemQuerySet:
@@ -270,11 +272,11 @@ class MessageQueueItemQuerySet(models.QuerySet["MessageQueueItem"]):
         return self.filter(lease_expires_at__gt=Now())
 
     def dead(self) -> MessageQueueItemQuerySet:
-        """Messages that were set aside and that nobody holds."""
+        """Messages that were dead-lettered and that nobody holds."""
         return self._unheld().filter(queue__isnull=False, dead_lettered_at__isnull=False)
 
     def expired(self) -> MessageQueueItemQuerySet:
-        """Messages whose TTL has passed and that the reaper has not met yet."""
+        """Messages whose TTL has passed and that the reaper has not removed yet."""
         return self._unheld().filter(queue__isnull=False, dead_lettered_at__isnull=True, expires_at__lte=Now())
 
     def orphaned(self) -> MessageQueueItemQuerySet:
@@ -292,13 +294,13 @@ class MessageQueueItem(models.Model):
     """
     One message.
 
-    Every column but ``queue_id`` and ``payload`` has a database default, so a bare
-    ``INSERT (queue_id, payload)`` from psql or a trigger is a valid publish.
+    Every column except ``queue_id`` and ``payload`` has a database default, so a plain ``INSERT (queue_id, payload)``
+    from psql or a trigger is a valid publish.
     """
 
     id = models.BigAutoField(primary_key=True)
-    # The constraint is ImmediateForeignKey below, and the claim index leads with the column, so
-    # Django's own constraint and index are both left out.
+    # Django's own constraint and index are omitted: ImmediateForeignKey below is the constraint, and the claim index
+    # starts with this column.
     queue = models.ForeignKey(
         MessageQueue,
         models.DO_NOTHING,
@@ -310,8 +312,10 @@ class MessageQueueItem(models.Model):
     payload = models.JSONField()
     headers = models.JSONField(default=dict, db_default=models.Value({}, output_field=models.JSONField()))
     published_at = ReadableDateTimeField(db_default=Now())
-    read_after = ReadableDateTimeField(null=True, help_text="Due time. Null: published without a delay.")
-    expires_at = ReadableDateTimeField(null=True, help_text="Null: never.")
+    read_after = ReadableDateTimeField(
+        null=True, help_text="When it becomes due. Empty if it was published without a delay."
+    )
+    expires_at = ReadableDateTimeField(null=True, help_text="When it expires. Empty: never.")
     delivery_count = models.IntegerField(default=0, db_default=0)
     lease_expires_at = ReadableDateTimeField(null=True)
     lease_token = models.UUIDField(null=True)
@@ -321,7 +325,7 @@ class MessageQueueItem(models.Model):
     )
     dead_lettered_from = models.TextField(null=True)  # noqa: DJ001 - null is "never"
     dead_letter_path = models.JSONField(
-        null=True, help_text="The queues that gave it up, in this order. None is visited twice."
+        null=True, help_text="The queues that dead-lettered it, in order. No queue is visited twice."
     )
     dead_lettered_at = ReadableDateTimeField(null=True)
     failures = models.JSONField(
@@ -334,10 +338,10 @@ class MessageQueueItem(models.Model):
     class Meta:
         db_table = "django_pgqueue_messagequeueitem"
         indexes = (
-            # Serves both walks of a claim (read_after null, read_after due), the foreign key's
-            # look-up and the orphan trigger's. A claim changes none of its columns. The condition follows from
-            # each search by queue, the foreign key's too, and not from one by id: with statistics from when the
-            # table was emptied the planner would go through all of this index for ids, which it ends with.
+            # For both walks of a claim (read_after is null, read_after is due), and for the searches of the foreign key
+            # and the orphan trigger. A claim changes none of its columns. The condition is implied by each search by
+            # queue, including the foreign key's, but not by a search by id. Without it, and with statistics from when
+            # the table was empty, the planner would scan this index for ids.
             models.Index(
                 fields=("queue", "read_after", "id"),
                 condition=Q(queue__isnull=False),
@@ -353,7 +357,7 @@ class MessageQueueItem(models.Model):
                 condition=Q(orphaned_from__isnull=False),
                 name="django_pgqueue_item_orphan_idx",
             ),
-            # What redrive walks.
+            # For redrives.
             models.Index(
                 fields=("dead_lettered_from", "id"),
                 condition=Q(dead_lettered_from__isnull=False),
@@ -362,7 +366,7 @@ class MessageQueueItem(models.Model):
         )
         constraints = (
             ImmediateForeignKey(field="queue", name="django_pgqueue_item_queue_fk"),
-            # Makes it loud when the orphan trigger is disabled: a message must know where it belongs.
+            # Raises an error if the orphan trigger is disabled, so that no message loses the name of its queue.
             models.CheckConstraint(
                 condition=Q(queue__isnull=False, orphaned_from__isnull=True)
                 | Q(queue__isnull=True, orphaned_from__isnull=False),
@@ -374,7 +378,7 @@ class MessageQueueItem(models.Model):
         return f"{self.queue_id or self.orphaned_from}/{self.pk}"
 
     def state(self, now: datetime) -> str:
-        """Return the word for this message's state at ``now``, which should be the database's time."""
+        """Return the name of this message's state at ``now``, which should be the database's time."""
         if self.lease_expires_at is not None and self.lease_expires_at > now:
             return "leased"
         if self.queue_id is None:

@@ -1,4 +1,4 @@
-"""What the library's own modules do with a queue, beside what ``Queue`` offers to projects."""
+"""Operations on a queue that are for the library's own modules and not part of ``Queue``."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from django_pgqueue.validation import Seconds, check_count, check_seconds
 if TYPE_CHECKING:
     from django_pgqueue.queues import Queue
 
-#: Takes a message, or a list of them where ``batch`` is given.
+#: Takes a message, or a list of messages if ``batch`` is given.
 HandlerFunction = Callable[[Any], Any]
 
 
 def declaration_of(queue: Queue[Any]) -> Declaration:
-    """Return a queue's attributes as they are stored in its row."""
+    """Return a queue's attributes as stored in its row."""
     return queue._attributes.declaration
 
 
 def dead_letter_of(queue: Queue[Any]) -> str | None:
-    """Return the name of a queue's dead-letter queue where it was given one. Asks no settings."""
+    """Return the name of a queue's configured dead-letter queue. Does not read settings."""
     return queue._attributes.dead_letter
 
 
 def copy_ttl(queue: Queue[Any]) -> float | None:
-    """Return the TTL of copies of a topic's messages, as a binding of this queue stores it. None: the default."""
+    """Return the TTL of a topic's messages in seconds, as a binding of this queue stores it. None: the default."""
     return queue._attributes.copy_ttl
 
 
 def add_binding(queue: Queue[Any], topic: str) -> None:
-    """Let the declaration say that the queue is bound to a topic."""
+    """Add a topic to the bindings that the queue declares."""
     queue._attributes.topics.add(topic)
 
 
 def remove_binding(queue: Queue[Any], topic: str) -> None:
-    """Let it say so no more."""
+    """Remove a topic from the bindings that the queue declares."""
     queue._attributes.topics.discard(topic)
 
 
@@ -59,7 +59,7 @@ def make_handler(
     timeout: Seconds = 3600,
     batch: int | None = None,
 ) -> Handler:
-    """Return what a ``Consumer`` takes, without registering it. Arguments as ``Queue.handler()``."""
+    """Return a ``Handler`` for a ``Consumer``, without registering it. Takes the arguments of ``Queue.handler()``."""
     attributes = queue._attributes
     return Handler(
         is_async=check_function(function, queue.name, ack),
@@ -76,10 +76,10 @@ def make_handler(
 
 def publish_at(queue: Queue[Any], due: datetime | None, payload: str, headers: Mapping[str, Any]) -> int:
     """
-    Publish a payload that is JSON text, due at a moment; past or None, at once. For the backend of Tasks.
+    Publish a payload that is JSON text, due at a time (in the past or None: immediately). For the backend of Tasks.
 
-    By the database's clock, however far this machine's is from it: that takes a statement ahead. Otherwise
-    as ``Queue.publish()``.
+    The time is by the database's clock, which may differ from this machine's and takes another statement to read.
+    Otherwise like ``Queue.publish()``.
     """
     delay, expires_in = queue._attributes.times(0 if due is None else session.seconds_until(due, queue.using), None)
     text = encode_headers(headers, settings.MAX_PAYLOAD_BYTES)
@@ -87,7 +87,7 @@ def publish_at(queue: Queue[Any], due: datetime | None, payload: str, headers: M
 
 
 def send(attributes: Attributes[Any], outgoing: Outgoing, headers: Mapping[str, Any] | None) -> int:
-    """Publish a message, seen by the instrument with the ``headers`` that the caller gave. Returns its id."""
+    """Publish a message under the instrument, which gets the caller's ``headers``. Returns its id."""
     with instrumentation.instrument.publishing(partial(_target, attributes), headers) as publication:
         if publication.context:
             outgoing = replace(outgoing, headers=add_headers(outgoing.headers, publication.context))
@@ -99,7 +99,7 @@ def send(attributes: Attributes[Any], outgoing: Outgoing, headers: Mapping[str, 
 def send_many(
     attributes: Attributes[Any], chunks: list[str], text: str, headers: Mapping[str, Any] | None, **times: float | None
 ) -> list[int]:
-    """Publish messages, seen by the instrument as one. Returns their ids."""
+    """Publish messages under the instrument, as one publication. Returns their ids."""
     if not chunks:
         return []
     with instrumentation.instrument.publishing(partial(_target, attributes), headers, is_batch=True) as publication:

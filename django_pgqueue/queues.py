@@ -1,7 +1,7 @@
 """
-``Queue``: what projects import, declare in their ``queues.py`` and publish to.
+``Queue``, which projects declare in their ``queues.py`` and publish to.
 
-Declaring one runs no SQL and works before Django's apps are loaded.
+Declaring a queue runs no SQL and works before Django's apps are loaded.
 """
 
 from __future__ import annotations
@@ -26,54 +26,56 @@ from django_pgqueue.validation import Seconds, check_count, check_name, check_ra
 
 R = TypeVar("R")
 
-# Seconds for which extend() tries rows that somebody else has locked, before it counts them as lost.
+# In seconds: how long extend() tries rows that another session has locked, before it counts them as lost.
 LOCK_TIMEOUT = 1.0
 
-# How many messages one statement of a purge deletes.
 PURGE_BATCH = 1_000
 
 
 class Queue(Generic[P]):
     """
-    A queue, declared. Runs no SQL: the first use makes its row, if it is not there.
+    A queue. Declaring it runs no SQL. Its row is created on first use.
 
-    ``Queue[Order]`` has payloads of that type, for type checkers.
+    ``Queue[Order]`` tells type checkers the type of its payloads.
 
     It has more than twenty methods, one for each verb, so that all that a project does with a queue is in one place.
 
     ``name``
-        1 to 250 printable characters (255 where it ends in ``.dead``), no space at its ends, in Unicode normal
-        form C.
+        1 to 250 printable characters (255 if it ends in ``.dead``), without a space at either end, in Unicode
+        normalization form C.
     ``durable``
-        False allows a crash of the server to take messages: publishes outside a transaction do not wait for the
+        If False, a crash of the server may lose messages, because publishes outside a transaction do not wait for the
         disk.
     ``auto_deleted``
-        Reaped when it is idle and empty, and made again by the next publish. False: a standing queue.
+        If True, the queue is reaped when it is idle and empty, and created again by the next publish. False: a standing
+        queue.
     ``exclusive``
-        One consumer at a time claims.
+        If True, only one consumer at a time may claim messages.
     ``dead_letter``
-        Name of the queue for what is given up. None: ``NAME.dead``.
+        The name of the queue that takes dead letters. None: ``NAME.dead``.
     ``max_deliveries``
-        How often a message may be claimed before it goes there. With 1, a worker that is killed takes all that it
-        was handling to the dead-letter queue. None: ``MAX_DELIVERIES``.
+        How often a message may be claimed before it is moved to the dead-letter queue. With 1, all messages that a
+        worker was handling when it was killed are moved there. None: ``MAX_DELIVERIES``.
     ``ttl``
-        Seconds after which a message that is due expires. ``math.inf``: never. None: ``EPHEMERAL_TTL`` for
-        auto-deleted queues, else ``DEFAULT_TTL``.
+        Seconds after its due time at which a message expires. ``math.inf``: never. None: ``EPHEMERAL_TTL`` for
+        auto-deleted queues, ``DEFAULT_TTL`` for others.
     ``lease``
         Seconds that a claim lasts unless it is extended. None: ``LEASE``.
     ``backoff``
-        The delay of a retry: a dict with some of ``base``, ``factor``, ``max`` and ``jitter``, or a function that
-        takes the number of deliveries so far and returns seconds. None: ``BACKOFF``.
+        The delay of a retry: a dict with some of the keys ``base``, ``factor``, ``max`` and ``jitter``, or a function
+        that takes the number of deliveries so far and returns seconds. None: ``BACKOFF``.
     ``schema``
-        What a payload must look like, checked by publish and before a message is handled: a type that pydantic or
-        msgspec knows, a function that takes the JSON value and returns what handlers get, or an object with
-        ``dump(payload)`` and ``load(value)``. A message that does not fit goes to the dead-letter queue. None: any.
+        Validates payloads, when they are published and before they are handled: a type that pydantic or msgspec
+        supports, a function that takes the JSON value and returns the payload for handlers, or an object with
+        ``dump(payload)`` and ``load(value)``. A message that does not match is moved to the dead-letter queue. None:
+        any payload.
     ``using``
-        Alias of the database that holds it. None: ``DATABASE``.
+        The alias of the queue's database. None: ``DATABASE``.
 
-    Seconds are numbers or ``timedelta``, up to a hundred years. Raises ``InvalidQueueName``, or ``ValueError`` for
-    any other argument, and where dead-letter queues would lead back to this one; ``ImportError`` for a ``schema``
-    whose library is not installed.
+    Seconds are numbers or ``timedelta``, up to a hundred years.
+
+    Raises ``InvalidQueueName`` for an invalid name, ``ImportError`` if the library for ``schema`` is not installed, and
+    ``ValueError`` for any other invalid argument, or if the dead-letter queues would form a cycle.
     """
 
     def __init__(
@@ -115,23 +117,23 @@ class Queue(Generic[P]):
 
     @property
     def using(self) -> str:
-        """The alias of its database. Raises ``ImproperlyConfigured`` if there is no such one."""
+        """The alias of the queue's database. Raises ``ImproperlyConfigured`` if the alias does not exist."""
         return self._attributes.using
 
     @property
     def lease(self) -> float:
-        """Seconds for which a claim lasts."""
+        """The lease of a claim, in seconds."""
         return self._attributes.lease
 
     def declare(self) -> None:
         """
-        Make the queue and its dead-letter queue, write changed attributes and bindings, mark it as in use.
+        Create the queue and its dead-letter queue, write changed attributes and bindings, and mark the queue as in use.
 
-        May wait for the queue's row. Inside a transaction it is part of it, and others who make
-        the same queue wait for its commit. Publishing and consuming declare by themselves; call
-        this ahead of a long transaction that publishes to a new queue.
+        May wait for the queue's row. Inside a transaction, the changes are part of that transaction, and other sessions
+        that create the same queue wait for its commit. Publishing and consuming declare the queue automatically; call
+        this before a long transaction that publishes to a new queue.
 
-        Raises ``ValueError`` where stored dead-letter queues would lead back to this one.
+        Raises ``ValueError`` if the stored dead-letter queues would form a cycle.
         """
         declaring.declare(self._attributes.declaration, self.using)
 
@@ -149,26 +151,25 @@ class Queue(Generic[P]):
         Publish a message and return its id.
 
         ``payload``
-            A JSON value: None, bool, int, finite float, str, list, tuple (arrives as a list), dict with str keys;
-            nested up to 500 levels, and up to ``MAX_PAYLOAD_BYTES`` of UTF-8 JSON. With a schema: what that makes
-            JSON of.
+            A JSON value: None, bool, int, finite float, str, list, tuple (delivered as a list) or dict with str keys,
+            nested up to 500 levels, and up to ``MAX_PAYLOAD_BYTES`` of UTF-8 JSON. With a schema: a payload that the
+            schema accepts.
         ``headers``
             A mapping of str to JSON values. None: no headers.
         ``delay``
             Seconds until the message is due.
         ``ttl``
-            Seconds after that until it expires. ``math.inf``: never. None: the queue's.
+            Seconds from the due time until the message expires. ``math.inf``: never. None: the queue's TTL.
 
-        Inside ``atomic()`` the message is part of the transaction: others see it when that
-        commits. Publishers never wait for each other while the queue exists. A reaped auto-deleted
-        queue is made again, in the same transaction (which fails with 40001 if it is REPEATABLE READ or stricter
-        and the queue was reaped after it began). A transaction of another database than
-        ``using`` has no part in it, which is warned of once; ``transaction.on_commit(…,
-        using=OTHER)`` publishes after that one.
+        Inside ``atomic()``, the message is part of the transaction and becomes visible to others when it commits.
+        Publishers never wait for each other while the queue exists. A reaped auto-deleted queue is created again in the
+        same transaction. (The transaction fails with 40001 if it is REPEATABLE READ or stricter and the queue was
+        reaped after it began.) A transaction on another database than ``using`` does not include the message; this
+        logs a warning, once. Use ``transaction.on_commit(…, using=OTHER)`` to publish after that transaction.
 
-        Raises ``PayloadError`` or ``ValueError`` before any SQL is sent, and ``QueueNotFound``
-        when a standing queue is gone that this process had seen within ``DECLARE_TTL``; the
-        transaction stays usable after each of them.
+        Raises ``PayloadError`` or ``ValueError`` before any SQL is sent. Raises ``QueueNotFound`` if the row of a
+        standing queue is missing that this process has seen within ``DECLARE_TTL``. The transaction stays usable after
+        each of these errors.
         """
         delay, expires_in = self._attributes.times(delay, ttl)
         most = settings.MAX_PAYLOAD_BYTES
@@ -186,10 +187,10 @@ class Queue(Generic[P]):
         ttl: Seconds | None = None,
     ) -> list[int]:
         """
-        Publish messages, all or none, and return a list of their ids in the order of ``payloads``.
+        Publish all messages or none, and return a list of their ids in the order of ``payloads``.
 
-        ``headers``, ``delay`` and ``ttl`` are those of each message. Otherwise as ``publish``; the
-        path of a ``PayloadError`` starts with the position: ``[57].price``. Nothing to publish is no error.
+        ``headers``, ``delay`` and ``ttl`` apply to each message. Otherwise like ``publish()``. The path of a
+        ``PayloadError`` starts with the position: ``[57].price``. With no payloads, an empty list is returned.
         """
         attributes = self._attributes
         delay, expires_in = attributes.times(delay, ttl)
@@ -199,40 +200,39 @@ class Queue(Generic[P]):
         return send_many(attributes, chunks, text, headers, delay=delay or None, expires_in=expires_in)
 
     async def apublish(self, payload: P, **options: Any) -> int:
-        """As ``publish()``. Runs in Django's thread for synchronous code, on its connection."""
+        """Like ``publish()``. Runs in Django's thread for synchronous code, on its connection."""
         return await sync_to_async(self.publish)(payload, **options)
 
     async def apublish_many(self, payloads: Iterable[P], **options: Any) -> list[int]:
-        """As ``publish_many()``. Runs in Django's thread for synchronous code, on its connection."""
+        """Like ``publish_many()``. Runs in Django's thread for synchronous code, on its connection."""
         return await sync_to_async(self.publish_many)(payloads, **options)
 
     # --- Consuming ---
 
     def claim(self, limit: int = 1) -> list[Message[P]]:
         """
-        Lease up to ``limit`` ready messages and return a list of them, empty where there are none.
+        Lease up to ``limit`` ready messages and return them as a list, which is empty if there are none.
 
-        Each is the caller's until its lease ends: ack, nack, reject or extend it before. A message
-        whose last lease lapsed comes alone. Messages delivered ``max_deliveries`` times, and
-        those that cannot be decoded or do not fit the schema, go to the dead-letter queue and are not
-        returned.
+        The caller holds each message until its lease ends, and must ack, nack, reject or extend it before. A message
+        whose last lease expired is delivered on its own. Messages that were delivered ``max_deliveries`` times, cannot
+        be decoded or do not match the schema are moved to the dead-letter queue and not returned.
 
-        None come from a paused queue, nor from an exclusive one that another consumer owns. This
-        process becomes the owner of an exclusive queue by claiming; it stays so while it claims at
-        least every two ``HEARTBEAT_INTERVAL``.
+        A paused queue, and an exclusive queue that another consumer owns, return no messages. By claiming, this process
+        becomes the owner of an exclusive queue. It remains the owner while it claims at least every two
+        ``HEARTBEAT_INTERVAL``.
 
-        Raises ``RuntimeError`` inside ``atomic()``: a lease that can roll back counts nothing.
+        Raises ``RuntimeError`` inside ``atomic()``, because a rollback would undo the lease.
         """
         check_count(limit, "limit")
         while True:
             claim = claiming.claim_by_hand(self._attributes.declaration, self.using, limit=limit, lease=self.lease)
             messages = claim.messages if self._attributes.validation is None else self._fitting(claim.messages)
-            # What was taken aside may have hidden messages behind it.
+            # Messages that were dead-lettered may have been ahead of others.
             if messages or not (claim.messages or claim.dead_lettered):
                 return messages
 
     def _fitting(self, messages: Sequence[Message]) -> list[Message[P]]:
-        """Return the messages as the schema makes them, and reject those that do not fit."""
+        """Return the messages as loaded by the schema, and reject those that do not match it."""
         fitting, misfits = self._attributes.load_many(messages)
         if misfits:
             refused, reasons = zip(*misfits, strict=True)
@@ -241,11 +241,11 @@ class Queue(Generic[P]):
 
     def ack(self, *messages: Message) -> None:
         """
-        Delete messages that are done.
+        Delete messages that were handled.
 
-        Inside a transaction it is part of it. Raises ``LeaseLost`` naming those that are no longer
-        the caller's; the others are settled. So do ``nack``, ``reject`` and ``extend``. All four raise
-        ``ValueError`` for messages of another queue, before any SQL is sent.
+        Inside a transaction, the deletion is part of that transaction. Raises ``LeaseLost`` with the ids of messages
+        whose lease the caller no longer has; the other messages are settled. Raises ``ValueError`` for messages of
+        another queue, before any SQL is sent. All of this also applies to ``nack()``, ``reject()`` and ``extend()``.
         """
         if check_own(messages, self.name):
             settling.raise_lost(self.name, settling.ack(messages, self.using))
@@ -254,8 +254,8 @@ class Queue(Generic[P]):
         """
         Give messages back, to be delivered again in ``delay`` seconds (None: the queue's back-off).
 
-        One that was delivered ``max_deliveries`` times goes to the dead-letter queue. ``reason`` is text for the
-        message's history, which keeps ten failures and 2,000 characters of each. Otherwise as ``ack()``.
+        A message that was delivered ``max_deliveries`` times is moved to the dead-letter queue. ``reason`` is text for
+        the message's history, which keeps ten failures and 2,000 characters of each. Otherwise like ``ack()``.
         """
         if check_own(messages, self.name):
             delays = [
@@ -266,9 +266,9 @@ class Queue(Generic[P]):
 
     def reject(self, *messages: Message, reason: str = "") -> None:
         """
-        Give messages up: they go to the dead-letter queue, with ``reason`` in their history.
+        Move messages to the dead-letter queue, with ``reason`` in their history.
 
-        The dead-letter queue is made if it is not there. Otherwise as ``ack()``.
+        The dead-letter queue is created if it is missing. Otherwise like ``ack()``.
         """
         if check_own(messages, self.name):
             declaration, reasons = self._attributes.declaration, [reason or "rejected"] * len(messages)
@@ -278,8 +278,8 @@ class Queue(Generic[P]):
         """
         Let leases end ``seconds`` from now (None: the queue's lease).
 
-        A message that another session has locked for longer than a second (it is being settled)
-        counts as lost. Otherwise as ``ack()``.
+        A message that another session keeps locked for longer than a second, because it is settling it, counts as lost.
+        Otherwise like ``ack()``.
         """
         if check_own(messages, self.name):
             lease = self.lease if seconds is None else check_seconds(seconds, "seconds", zero=False)
@@ -287,7 +287,7 @@ class Queue(Generic[P]):
             settling.raise_lost(self.name, extension.lost | extension.locked)
 
     def retry_delay(self, message: Message) -> float:
-        """Return the seconds after which a failed message is delivered again, by the queue's back-off."""
+        """Return the delay of a retry of a failed message in seconds, by the queue's back-off."""
         return self._attributes.retry_delay(message.delivery_count)
 
     @overload
@@ -323,32 +323,31 @@ class Queue(Generic[P]):
         batch: int | None = None,
     ) -> Any:
         """
-        Register the function, sync or async, that ``consume_queues`` runs for each message. A decorator.
+        Register the sync or async function that ``consume_queues`` calls for each message. A decorator.
 
         ``concurrency``
             How many messages one process handles at once.
         ``ack``
-            ``"late"``: after the handler, at least once. ``"early"``: before it, at most once. ``"atomic"``: in the
-            handler's own transaction on this queue's database, whose effects there are exactly once; not for
-            ``async def``.
+            When messages are acked. ``"late"``: after the handler, which handles each message at least once.
+            ``"early"``: before the handler, at most once. ``"atomic"``: in one transaction with the handler on this
+            queue's database, so that the handler's changes there are applied exactly once; not for ``async def``.
         ``timeout``
-            Seconds after which the lease is no longer extended, so that another consumer takes over. The handler
-            is not stopped.
+            Seconds after which the lease is no longer extended, so that another consumer takes over. The handler is
+            not stopped.
         ``batch``
-            How many messages it takes at once, as a list. None: one, as itself.
+            The maximum number of messages that the handler takes at once, as a list. None: it takes a single message.
 
-        The handler is called with a ``Message``. It returns (ack), raises (nack with back-off), or raises ``Nack`` or
-        ``Reject``.
+        The handler is called with a ``Message``. If it returns, the message is acked. If it raises, the message is
+        retried with back-off. It may also raise ``Nack`` or ``Reject``.
 
-        With ``batch`` it gets a list of one to so many messages, those that are there. What it
-        returns or raises is for all of them, but for those that it names in a returned mapping of
-        message id to exception: ``{message.id: Reject("no such order")}``. A batch is not waited
-        for; a message whose last lease lapsed comes alone. With ``ack="atomic"`` what was written for
-        a message that is named is committed with the rest, unless the handler gives each a savepoint;
-        the nack or rejection of that message follows the commit.
+        With ``batch``, the handler gets a list of one to ``batch`` messages. It is called with the messages that are
+        available and does not wait for more; a message whose last lease expired is delivered on its own. The return or
+        the exception applies to all messages of the list. To settle single messages differently, the handler returns a
+        mapping of message ids to exceptions: ``{message.id: Reject("no such order")}``. With ``ack="atomic"``, changes
+        made for these messages are committed with the rest, unless the handler uses a savepoint for each message. The
+        nack or rejection follows the commit.
 
-        Raises ``ValueError`` for a wrong argument, for what is no function, and where the queue has another
-        handler already.
+        Raises ``ValueError`` for an invalid argument or function, and if the queue already has another handler.
         """
 
         def register(function: HandlerFunction) -> HandlerFunction:
@@ -376,27 +375,27 @@ class Queue(Generic[P]):
         Send this queue's dead letters back to it, with a fresh count, and return how many.
 
         ``limit``
-            So many at the most.
+            At most this many.
         ``ids``
-            Only those with these ids.
+            Only dead letters with these ids.
         ``reason``
-            Only those with this text in the reason of their last failure.
+            Only dead letters with this text in the reason of their last failure.
         ``headers``
-            Only those that have these headers.
+            Only dead letters with these headers.
         ``rate``
-            How many a second, from 0.001.
+            The maximum number per second, 0.001 or more.
         ``canary``
-            So many go first. The others follow when these were settled within ``canary_timeout`` seconds and none
-            of them died again; otherwise ``CanaryFailed`` is raised.
+            Send this many first. The others follow if all of these are settled within ``canary_timeout`` seconds and
+            none of them is dead-lettered again. Otherwise ``CanaryFailed`` is raised.
         ``progress``
-            Is called with the number so far.
+            A function that is called with the number sent so far.
 
-        Only letters that are dead now are sent; choices add up.
+        Filters are combined with AND. Messages that are dead-lettered after the call are not sent.
 
-        A dead letter keeps its history. The queue is made if it is gone. DeadLetterFilter that somebody
-        handles are left; two redrives at once take different ones. Each batch is a transaction of
-        its own; inside ``atomic()`` all is part of that, and ``rate`` and ``canary`` are refused with
-        ``RuntimeError``. A wrong argument raises ``ValueError``.
+        A dead letter keeps its history. The queue is created if it is missing. Dead letters that a consumer holds are
+        skipped, and concurrent redrives take different ones. Each batch is a separate transaction. Inside ``atomic()``,
+        all batches are part of that transaction, and ``rate`` and ``canary`` raise ``RuntimeError``. Raises
+        ``ValueError`` for an invalid argument.
         """
         if rate is not None:
             check_rate(rate)
@@ -413,12 +412,12 @@ class Queue(Generic[P]):
 
     def purge(self, limit: int | None = None, *, progress: Callable[[int], object] = lambda _: None) -> int:
         """
-        Delete what waits on this queue, and return how many messages that were.
+        Delete the messages on this queue, and return how many were deleted.
 
-        Ready, delayed, expired, dead: all that nobody holds and that was published before this call;
-        ``limit`` at the most. In batches, each a transaction of its own; inside ``atomic()`` all is
-        part of that. ``progress`` is called with the number so far. Raises ``ValueError`` for a ``limit`` that is no
-        whole number from 1.
+        Deletes up to ``limit`` messages that nobody holds and that were published before this call: ready, delayed,
+        expired and dead. Each batch is a separate transaction; inside ``atomic()``, all batches are part of that
+        transaction. ``progress`` is called with the number deleted so far. Raises ``ValueError`` if ``limit`` is not a
+        positive whole number.
         """
         most = math.inf if limit is None else check_count(limit, "limit")
         before = session.now(self.using)
@@ -434,29 +433,29 @@ class Queue(Generic[P]):
 
     def pause(self) -> None:
         """
-        Stop claims of this queue, by all consumers, until ``resume()``.
+        Stop claims of this queue by all consumers, until ``resume()`` is called.
 
-        What is being handled ends normally; what consumers hold beyond that they give back within
-        ``POLL_INTERVAL``. Publishing goes on, and so does expiry. No declare changes it, and a paused
-        queue is not reaped. Raises ``QueueNotFound``.
+        Running handlers end normally. Consumers give back other messages that they hold within ``POLL_INTERVAL``.
+        Publishing and expiry continue. ``declare()`` does not change the pause, and a paused queue is not reaped.
+        Raises ``QueueNotFound``.
         """
         operating.pause(self.name, self.using)
 
     def resume(self) -> None:
         """
-        Start claims again and wake the consumers.
+        Allow claims of this queue again and wake its consumers.
 
-        Inside a transaction both happen when that commits. Raises ``QueueNotFound``.
+        Inside a transaction, both take effect when it commits. Raises ``QueueNotFound``.
         """
         operating.resume(self.name, self.using)
 
-    # --- Seeing ---
+    # --- Inspecting ---
 
     def stats(self) -> QueueStats:
         """
-        Return a ``QueueStats``: the number of messages by state, the age of the oldest due one, in seconds.
+        Return a ``QueueStats``: the number of messages by state, and the age of the oldest due message in seconds.
 
-        Reads all messages of the queue. One that has no row has ``exists`` False.
+        Reads all messages of the queue. ``exists`` is False if the queue has no row.
         """
         found = counting.stats([self.name], self.using)
         return found[0] if found else QueueStats(self.name, exists=False)
@@ -464,10 +463,11 @@ class Queue(Generic[P]):
 
 def queue_named(name: str, using: str | None = None, *, auto_deleted: bool = False) -> Queue[Any]:
     """
-    Return the queue that is declared in this process, else as its row says: using it then changes nothing of it.
+    Return the queue of this name as declared in this process, or else with the attributes stored in its row.
 
-    One that has no row either is new, and ``auto_deleted`` or not. Asks the database, and raises what that does,
-    only for a queue that is not declared; ``InvalidQueueName`` before.
+    With the stored attributes, using the queue does not change its row. A queue without a row is new, and has the given
+    ``auto_deleted``. Queries the database only if the queue is not declared, and may then raise its errors. Raises
+    ``InvalidQueueName`` before that.
     """
     declared = registry.find_queue(name, using)
     if declared is not None:

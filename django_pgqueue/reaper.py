@@ -1,4 +1,4 @@
-"""Remove what expired or fell idle, and bring back what was cut loose. Several may run at once."""
+"""Remove expired messages and idle queues, and adopt orphans. Several reapers may run at once."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from django_pgqueue.services import consumers, minutes, reaping, tasks
 
 logger = logging.getLogger("django_pgqueue")
 
-# Seconds after which the row of a consumer that stopped beating is removed: a day, so that people
-# can still see what died last night.
+# In seconds. The row of a dead consumer is kept for a day, so that people can see which consumers died last night.
 CONSUMER_AGE = 86_400.0
 
-# Seconds for which tombstones, and what became of them, are kept: a week.
+# In seconds. Events are kept for a week.
 EVENT_AGE = 7 * 86_400.0
 
-# Nobody waits for the reaper, but everybody who commits waits for what is in the log by then. So it takes small
-# batches, and rests after each for twice as long as that took, up to so many seconds.
+# Every commit waits until the reaper's earlier log records are flushed. The reaper therefore takes small batches, and
+# sleeps after each batch for twice as long as it took, at most LONGEST_REST seconds.
 EXPIRED_AT_ONCE = 100
 LONGEST_REST = 0.1
 
-# How many messages at the head of each queue are looked at for lapsed leases.
+# How many messages at the head of each queue are checked for expired leases.
 SCAN_LIMIT = 1_000
 
 
 @dataclass
 class Reaped:
-    """What one run did."""
+    """The result of one run."""
 
     expired: int = 0
     dead_lettered: int = 0
@@ -45,8 +44,11 @@ class Reaped:
 
 class Reaper:
     """
-    ``idle_for``: seconds after which an auto-deleted queue may go. ``batch_size``: how many
-    messages one statement takes. ``progress`` is called after each step with what was done so far.
+    Runs the reaper on one database.
+
+    ``idle_for``: seconds after which an idle auto-deleted queue may be deleted (None: ``REAP_IDLE_AFTER``).
+    ``batch_size``: how many messages one statement takes. ``progress`` is called with the result so far, after each
+    step.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class Reaper:
         self.progress = progress
 
     def run_once(self) -> Reaped:
-        """Do all there is to do, in batches, each its own short transaction."""
+        """Do everything that is due, in batches that are short separate transactions. Returns what was done."""
         began = time.monotonic()
         reaped = Reaped()
         self._expire(reaped)
@@ -83,12 +85,12 @@ class Reaper:
             reaping.record_run(time.monotonic() - began, report, self.using)
             self._forget_runs()
         except ProgrammingError as error:
-            # Not migrated yet, or without the rights: what has to be done is done.
-            logger.warning("reaper's run not noted error=%s", describe(error))
+            # The table or the permission is missing. The necessary work is already done.
+            logger.warning("reaper run not recorded error=%s", describe(error))
         return reaped
 
     def preview(self) -> Reaped:
-        """Return what ``run_once`` would find now, and change nothing."""
+        """Return what ``run_once()`` would do now, without changing anything."""
         expired, dead_lettered, adopted = reaping.reapable(self.using)
         idle = [name for name, _ in reaping.idle_queues(self.idle_for, self.using)]
         return Reaped(expired, dead_lettered, adopted, queues=idle)
@@ -128,5 +130,5 @@ class Reaper:
 
 
 def _rest(began: float) -> None:
-    """Sleep for twice as long as it took since ``began``, up to ``LONGEST_REST``."""
+    """Sleep for twice the time since ``began``, at most ``LONGEST_REST`` seconds."""
     time.sleep(min(2 * (time.monotonic() - began), LONGEST_REST))

@@ -1,4 +1,4 @@
-"""Send dead letters back, in batches: as fast as it goes, at a rate, or behind a few that go ahead."""
+"""Send dead letters back in batches: as fast as possible, at a rate, or after a canary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from django_pgqueue.services.declaring import Declaration
 from django_pgqueue.validation import check_count
 
 BATCH_SIZE = 1_000
-# Seconds between two looks at what became of the canary, and between two batches at a rate.
+# In seconds, between two checks of the canary and between two batches at a rate.
 CANARY_POLL = 0.1
 RATE_TICK = 0.1
 
@@ -30,9 +30,9 @@ class Redrive:
     """
     One redrive of a queue's dead letters.
 
-    ``limit``: how many at the most. ``rate``: how many a second. ``canary``: so many go first, and the
-    others only when all of these were settled, within ``canary_timeout`` seconds, and none died again.
-    ``progress`` is called with the number so far after each batch.
+    ``limit``: at most this many. ``rate``: at most this many per second. ``canary``: this many are sent first, and the
+    others only if all of these are settled within ``canary_timeout`` seconds and none is dead-lettered again.
+    ``progress`` is called after each batch with the number sent so far.
     """
 
     declaration: Declaration
@@ -45,16 +45,16 @@ class Redrive:
     progress: Callable[[int], object] = lambda _: None
 
     def run(self) -> int:
-        """Send them back and return how many. Raises ``CanaryFailed``."""
+        """Send the dead letters back and return how many. Raises ``CanaryFailed``."""
         connection = connections[self.using]
         if (self.rate or self.canary) and (connection.in_atomic_block or not connection.get_autocommit()):
-            raise RuntimeError("a redrive with a rate or a canary cannot run inside a transaction: it waits")
+            raise RuntimeError("a redrive with a rate or a canary waits, so it cannot run inside a transaction")
         name = self.declaration.name
         if not declaring.exists(name, self.using) and not dead_letters.redrivable(name, self.letters, self.using):
-            # A mistyped name must not make a queue.
+            # A mistyped name must not create a queue.
             return 0
         declaring.ensure(self.declaration, self.using)
-        # What dies again from now on is for the next redrive.
+        # Messages that are dead-lettered again from now on are left to the next redrive.
         before = session.now(self.using)
         most = math.inf if self.limit is None else self.limit
         sent: list[int] = []
@@ -64,7 +64,7 @@ class Redrive:
         return len(sent) + len(self._send(most - len(sent), before, len(sent)))
 
     def _send(self, most: float, before: datetime, sent: int = 0) -> list[int]:
-        """Send up to ``most`` letters. Returns their ids."""
+        """Send up to ``most`` dead letters. Returns their ids."""
         ids: list[int] = []
         after = 0
         started = time.monotonic()
@@ -79,7 +79,7 @@ class Redrive:
         return ids
 
     def _allowed(self, sent: int, started: float) -> int:
-        """Return how many may be sent now, waiting until there is one."""
+        """Return how many may be sent now. Waits until it is at least one."""
         if self.rate is None:
             return BATCH_SIZE
         while (allowed := int((time.monotonic() - started) * self.rate) + 1 - sent) < 1:
@@ -87,7 +87,7 @@ class Redrive:
         return allowed
 
     def _watch(self, ids: list[int], since: datetime) -> None:
-        """Wait until all of these are settled. Raises ``CanaryFailed`` if one died again or is not in time."""
+        """Wait until all are settled. Raises ``CanaryFailed`` if one is dead-lettered again or not settled in time."""
         deadline = time.monotonic() + self.canary_timeout
         while True:
             fates = dead_letters.outcomes(ids, since, self.using)
@@ -100,12 +100,12 @@ class Redrive:
 
 
 def make_filter(ids: Iterable[int] | None, reason: str | None, headers: Mapping[str, Any] | None) -> DeadLetterFilter:
-    """Return which dead letters are meant. Raises ``ValueError`` or ``PayloadError``."""
+    """Return a filter for dead letters. Raises ``ValueError`` or ``PayloadError`` for an invalid argument."""
     most = settings.MAX_PAYLOAD_BYTES
     if reason is not None:
         if not isinstance(reason, str):
             raise ValueError(f"reason must be a str, not {type(reason).__name__}")
-        # For its checks: what PostgreSQL cannot store cannot stand in a reason.
+        # Only for its checks: a reason cannot contain text that PostgreSQL cannot store.
         encode(reason, most, "reason")
     if ids is not None and not isinstance(ids, Iterable):
         raise ValueError(f"ids must be iterable, not {type(ids).__name__}")

@@ -1,8 +1,8 @@
 """
-What a payload must look like: ``Queue("orders", schema=Order)``.
+Schemas of payloads: ``Queue("orders", schema=Order)``.
 
-A schema turns what is published into JSON, and JSON into what a handler gets. It is made of what the project gives:
-a type that pydantic or msgspec knows (neither is needed otherwise), a function, or a pair of functions.
+A schema converts published payloads to JSON, and JSON to the payloads that handlers get. A project gives a type that
+pydantic or msgspec supports (neither is required otherwise), a function, or a pair of functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, cast, get_origin, is_t
 from django_pgqueue.exceptions import PayloadError
 
 if TYPE_CHECKING:
-    # Only there can it have a default, on the oldest Python: a bare `Message` is a `Message[Any]`.
+    # On older Pythons, only this TypeVar supports a default, which makes a bare `Message` a `Message[Any]`.
     from typing_extensions import TypeVar
 
     P = TypeVar("P", default=Any)
@@ -30,20 +30,20 @@ else:
 
 class Schema(Protocol[P]):
     """
-    A pair of functions. Any object that has both may be given as ``schema=``.
+    A pair of functions. Any object that has both is accepted as ``schema=``.
 
-    What they raise, a ``ValueError`` at best, says why a payload does not fit.
+    Their exception, preferably a ``ValueError``, says why a payload does not match.
     """
 
     def dump(self, payload: P, /) -> Any:
-        """Return the JSON value that is stored for a payload. Called by publish."""
+        """Return the JSON value to store for a payload. Called when a message is published."""
 
     def load(self, value: Any, /) -> P:
-        """Return the payload that a stored JSON value stands for. Called before a message is handled."""
+        """Return the payload for a stored JSON value. Called before a message is handled."""
 
 
 class Validation(Generic[P]):
-    """A schema as the queue uses it: what does not fit is a ``PayloadError`` that says where."""
+    """A schema as a queue uses it. Raises ``PayloadError``, with the path, if a payload does not match."""
 
     def __init__(self, schema: Schema[P]) -> None:
         self._schema = schema
@@ -53,7 +53,7 @@ class Validation(Generic[P]):
         return self._checked(self._schema.dump, payload, root)
 
     def dump_many(self, payloads: Iterable[P]) -> list[Any]:
-        """Return the JSON values to publish. The path of what does not fit starts with its position."""
+        """Return the JSON values to publish. The path of a ``PayloadError`` starts with the position."""
         return [self.dump(payload, f"[{position}]") for position, payload in enumerate(payloads)]
 
     def load(self, value: Any) -> P:
@@ -72,10 +72,10 @@ class Validation(Generic[P]):
 
 def validation_of(schema: Any) -> Validation[Any]:
     """
-    Return the schema that a project means.
+    Return the ``Validation`` for a project's ``schema`` argument.
 
-    Raises ``ValueError`` for what is none, ``ImportError`` for a type that needs pydantic or msgspec where neither is
-    installed.
+    Raises ``ValueError`` if the argument is not a schema, and ``ImportError`` if it is a type and neither pydantic nor
+    msgspec is installed.
     """
     if not isinstance(schema, type) and callable(getattr(schema, "dump", None)) and callable(schema.load):
         return Validation(schema)
@@ -91,7 +91,7 @@ def is_type(schema: object) -> bool:
 
 
 def schema_of_type(schema: Any) -> Schema[Any]:
-    """Return what pydantic or msgspec makes of a type: each its own classes, pydantic first what both know."""
+    """Return the schema for a type, from msgspec for its own classes, or else from pydantic if it is installed."""
     if hasattr(schema, "__struct_fields__"):
         return MsgspecSchema(schema)
     if find_spec("pydantic"):
@@ -99,19 +99,19 @@ def schema_of_type(schema: Any) -> Schema[Any]:
     if find_spec("msgspec"):
         return MsgspecSchema(schema)
     raise ImportError(
-        f"schema={schema!r:.80} is a type, which needs pydantic or msgspec; without them give a function,"
+        f"schema={schema!r:.80} is a type, which requires pydantic or msgspec; without them, use a function,"
         " or an object with dump() and load()"
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class FunctionSchema:
-    """A function that takes the JSON value: at a publish it only checks, its result is what is handled."""
+    """A function of the JSON value. A publish only checks the value with it; handlers get the function's result."""
 
     function: Callable[[Any], Any]
 
     def dump(self, payload: Any) -> Any:
-        # It may change what it is given.
+        # A copy, because the function may change its argument.
         self.function(copy.deepcopy(payload))
         return payload
 
@@ -120,7 +120,7 @@ class FunctionSchema:
 
 
 class PydanticSchema:
-    """Whatever pydantic validates: a model, a dataclass, a TypedDict, ``list[int]``."""
+    """A type that pydantic validates: a model, a dataclass, a TypedDict, ``list[int]``."""
 
     def __init__(self, schema: Any) -> None:
         from pydantic import TypeAdapter
@@ -129,12 +129,12 @@ class PydanticSchema:
 
     def dump(self, payload: Any) -> Any:
         payload = self._checked(self._adapter.validate_python, payload)
-        # An instance of the type pydantic takes unseen, but not what becomes of it.
+        # pydantic accepts an instance of the type without validating it, so the JSON is validated below.
         value = self._adapter.dump_python(payload, mode="json", by_alias=True, warnings=False)
         return coming_back(value, payload, self.load(value))
 
     def load(self, value: Any) -> Any:
-        # As JSON: a strict type takes text for a date from there alone.
+        # As JSON text, because a strict type accepts text for a date only from JSON.
         return self._checked(self._adapter.validate_json, json.dumps(value))
 
     def _checked(self, validate: Callable[[Any], Any], value: Any) -> Any:
@@ -143,13 +143,13 @@ class PydanticSchema:
         try:
             return validate(value)
         except ValidationError as error:
-            # Its own text quotes what was given.
+            # The text of the error itself quotes the input.
             first = error.errors(include_url=False, include_input=False)[0]
             raise PayloadError(first["msg"], path_of(first["loc"])) from None
 
 
 class MsgspecSchema:
-    """Whatever msgspec converts: a Struct, a dataclass, a TypedDict, ``list[int]``."""
+    """A type that msgspec converts: a Struct, a dataclass, a TypedDict, ``list[int]``."""
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
@@ -159,7 +159,7 @@ class MsgspecSchema:
 
         value = to_builtins(payload, str_keys=True)
         loaded = self.load(value)
-        # A dict stands for what the type makes of it.
+        # A dict is not compared: it is loaded as an instance of the type.
         return value if isinstance(payload, dict) else coming_back(value, payload, loaded)
 
     def load(self, value: Any) -> Any:
@@ -173,19 +173,19 @@ class MsgspecSchema:
 
 
 def coming_back(value: Any, payload: Any, loaded: Any) -> Any:
-    """Return the JSON of a payload. Raises ``PayloadError`` where a handler would get something else."""
-    # What compares by identity alone never comes back as it was.
+    """Return the JSON of a payload. Raises ``PayloadError`` if a handler would get a different payload."""
+    # An object that is compared by identity never equals its loaded copy.
     is_comparable = any("__eq__" in vars(base) for base in type(payload).__mro__[:-1])
     if is_comparable and loaded != payload:
-        raise PayloadError(f"{type(payload).__name__} would not come back from JSON as it is")
+        raise PayloadError(f"{type(payload).__name__} would be different after conversion to JSON and back")
     return value
 
 
 def path_of(steps: tuple[int | str, ...]) -> str:
-    """Return pydantic's place of an error as a JSON path."""
+    """Return the location of a pydantic error as a JSON path."""
     return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
 
 
 def misfit(error: BaseException) -> str:
-    """Return why a stored payload does not fit, for its history."""
+    """Return the reason why a stored payload does not match, for the message's history."""
     return f"schema: {error if isinstance(error, PayloadError) else type(error).__name__}"

@@ -1,8 +1,8 @@
 """
-Live subscribers of topics: what the process's one listener hears, handed to callbacks and async loops.
+Live subscribers of topics: pass notifications from the process's listener to callbacks and async loops.
 
-Each subscription has a buffer of its own, bounded in messages and bytes: one that is slow or dead
-loses its oldest messages, and neither holds up others nor fills the memory.
+Each subscription has its own buffer, which is limited in messages and characters. A subscriber that is slow or stuck
+loses its oldest messages, but does not delay other subscribers or fill the memory.
 """
 
 from __future__ import annotations
@@ -29,41 +29,42 @@ from django_pgqueue.services import notifying, topics
 
 logger = logging.getLogger("django_pgqueue")
 
-# How many messages a subscription keeps for a slow subscriber, unless it asks for another number, and
-# how many characters of JSON at the most (one message is always kept).
+# The default limit of a subscription's buffer in messages, and the limit in characters of JSON (one message is always
+# kept).
 BUFFER = 1_000
 BUFFER_CHARACTERS = 64 * 1024 * 1024
-# Seconds for which subscribing waits until it is heard; while the database is away it goes on without.
+# In seconds: how long subscribing waits until notifications arrive. If the database is unavailable, it does not wait
+# longer.
 HEARD_WITHIN = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMessage:
-    """One message of a topic, as live subscribers get it. Nobody settles it."""
+    """One message of a topic, as live subscribers get it. It does not need to be settled."""
 
-    #: One for each publish: not the id of a copy on a queue.
+    #: The id of the publish. Copies on queues have other ids.
     id: UUID
     #: The topic's name.
     topic: str
-    #: What was published, as JSON values.
+    #: The published payload, as JSON values.
     payload: Any
-    #: A dict; empty where none were given.
+    #: A dict, empty if there are no headers.
     headers: dict[str, Any]
 
 
 class Subscription:
     """
-    One live subscriber, from ``open()`` to ``close()``, which the end of a ``with`` block calls.
+    One live subscriber, from ``open()`` to ``close()``. The end of a ``with`` block calls ``close()``.
 
-    ``wake`` is called in the listener's thread whenever there may be something to take.
+    ``wake`` is called in the listener's thread whenever there may be a message to take.
     """
 
     def __init__(self, topic: str, using: str, buffer: int, wake: Callable[[], object]) -> None:
         self.topic = topic
         self.using = using
-        #: How many messages were lost here: those of which it is known.
+        #: How many messages this subscription is known to have lost.
         self.dropped = 0
-        #: Changes whenever messages were or may have been missed.
+        #: A number that changes whenever messages were or may have been missed.
         self.gaps = 0
         self._most = buffer
         self._wake = wake
@@ -79,12 +80,12 @@ class Subscription:
         self._channels = ChannelSet({notifying.topic_channel(topic): self._receive})
 
     def open(self) -> None:
-        """Begin to listen, soon."""
+        """Start to listen, shortly after the call."""
         self._listener.add(self._channels)
 
     def close(self) -> None:
-        """End it. What is buffered is dropped; a callback that runs ends normally."""
-        # No lock here: see Listener.remove.
+        """Stop the subscription. Buffered messages are dropped; a running callback ends normally."""
+        # Takes no lock: see Listener.remove.
         self.is_closed = True
         self._listener.remove(self._channels)
         self._wake()
@@ -99,15 +100,15 @@ class Subscription:
 
     @property
     def is_listening(self) -> bool:
-        """Whether messages arrive at present: not before the first connect, nor while the database is away."""
+        """Whether messages arrive: not before the first connection, and not while the database is unavailable."""
         return self._channels.listening.is_set() and not self.is_closed
 
     def wait_until_listening(self, timeout: float) -> bool:
-        """Wait for that, at most ``timeout`` seconds. Returns whether it is so."""
+        """Wait until messages arrive, at most ``timeout`` seconds. Returns whether they do."""
         return self._channels.listening.wait(timeout)
 
     def take(self) -> TopicMessage | None:
-        """Return the oldest message, or None where there is none, or none any more."""
+        """Remove and return the oldest message. None: there is none, or the subscription is closed."""
         while True:
             with self._lock:
                 if not self._contents or self.is_closed:
@@ -118,7 +119,7 @@ class Subscription:
             try:
                 return decode(content, self.topic)
             except (ValueError, RecursionError):
-                # Anybody may notify the channel.
+                # Any role may send notifications on the channel.
                 logger.debug("notification is not a message topic=%s", self.topic)
 
     def _receive(self, notification: str | None) -> None:
@@ -127,7 +128,7 @@ class Subscription:
         if notification is None:
             if not self.is_listening:
                 return
-            # Before the first time as well: whoever looked at a table has looked too early.
+            # On the first connection as well, because a caller who has read a table before may have missed messages.
             self.gaps += 1
             if self._was_connected:
                 self._lagged("disconnected", None)
@@ -162,7 +163,7 @@ class Subscription:
             is_new = bool(dropped) and not self._is_lagging
             self._is_lagging = self._is_lagging or bool(dropped)
         if is_new:
-            # Once until it has caught up: a dead subscriber must not flood the log.
+            # Once until it has caught up, so that a stuck subscriber does not flood the log.
             self._lagged("full", dropped)
 
     def _lagged(self, reason: str, dropped: int | None) -> None:
@@ -170,15 +171,15 @@ class Subscription:
 
 
 def decode(content: str, topic: str) -> TopicMessage:
-    """Return the message. Raises ``ValueError`` or ``RecursionError`` for what is none."""
+    """Return the message. Raises ``ValueError`` or ``RecursionError`` if the content is not a message."""
     match json.loads(content):
         case {"id": str(message_id), "payload": payload, "headers": dict(headers)}:
             return TopicMessage(UUID(message_id), topic, payload, headers)
     raise ValueError("not a message of a topic")
 
 
-# The last body that was read, by its notification: several subscriptions of a process get the same
-# notification one after the other, in the listener's thread.
+# The last notification and its content, because several subscriptions of a process get the same notification one after
+# the other, in the listener's thread.
 _last_read = threading.local()
 
 
@@ -191,7 +192,7 @@ def _read(notification: str, alias: str) -> str | None:
 
 
 def subscribe(topic: str, using: str, callback: Callable[[TopicMessage], object], buffer: int) -> Subscription:
-    """Call ``callback`` for each message, in a thread of the subscription's own, until it is closed."""
+    """Call ``callback`` for each message, in a new thread, until the subscription is closed."""
     arrived = threading.Event()
     subscription = Subscription(topic, using, buffer, arrived.set)
 
@@ -202,7 +203,7 @@ def subscribe(topic: str, using: str, callback: Callable[[TopicMessage], object]
         guard = ConnectionGuard()
         guard.watch()
         while not subscription.is_closed:
-            # Cleared before looking, so that what comes after the look is not slept through.
+            # Cleared before the check, so that a message which arrives after it is not missed.
             arrived.clear()
             while message := subscription.take():
                 guard.before(0)
@@ -222,25 +223,25 @@ def subscribe(topic: str, using: str, callback: Callable[[TopicMessage], object]
 
 
 def call(callback: Callable[[TopicMessage], object], message: TopicMessage) -> None:
-    """Call a subscriber's function, and log what it raises."""
+    """Call a subscriber's function and log its errors."""
     try:
         callback(message)
     except BaseException as error:
-        # SystemExit and the like too: a thread that ended would be missed by nobody.
+        # Including SystemExit, because nobody would notice the end of the thread.
         instrumentation.failed(message.id, error)
         logger.exception("subscriber failed topic=%s id=%s", message.topic, message.id)
 
 
 def warn_of_silence(topic: str) -> None:
-    """Tell that what is published now is missed."""
+    """Log a warning that messages published now are missed."""
     logger.warning("subscribed, but not connected yet topic=%s", topic)
 
 
 class LiveMessages:
     """
-    The messages of a topic, for ``async for``. Begins to listen at the first step.
+    The messages of a topic, for ``async for``. Starts to listen at the first step.
 
-    ``async with`` begins before its block does, so that nothing which is published in it is missed.
+    ``async with`` starts to listen before its block, so that no message published in the block is missed.
     """
 
     def __init__(self, topic: str, using: str, buffer: int) -> None:
@@ -276,22 +277,22 @@ class LiveMessages:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Stop listening; an iteration that waits ends."""
+        """Stop listening. A waiting iteration ends."""
         if self._subscription is not None:
             self._subscription.close()
 
     @property
     def dropped(self) -> int:
-        """How many messages were lost here: those of which it is known."""
+        """How many messages are known to have been lost."""
         return self._subscription.dropped if self._subscription else 0
 
     @property
     def gaps(self) -> int:
         """
-        Changes whenever messages were or may have been missed, the connection having been away, say.
+        A number that changes whenever messages were or may have been missed, for example after a lost connection.
 
-        Who can read them elsewhere does so at the start and when it has changed: compare it before that
-        reading, and after each message.
+        A program that can read the missed data elsewhere does so at the start and whenever this number has changed:
+        save the number before reading, and compare it after each message.
         """
         return self._subscription.gaps if self._subscription else 0
 
@@ -307,15 +308,15 @@ class LiveMessages:
 
             def wake() -> None:
                 nonlocal is_asked
-                # Once until it does: a loop that is blocked would else gather a call for each message.
+                # One call at a time. Otherwise, a blocked loop would accumulate a call for each message.
                 if not is_asked:
                     is_asked = True
-                    # Closed: its loop ended, and nobody waits any more.
+                    # The loop is closed, so nobody waits for messages.
                     with contextlib.suppress(RuntimeError):
                         loop.call_soon_threadsafe(arrive)
 
             self._subscription = Subscription(*self._arguments, wake)
-            # A loop that is left by break or cancelled drops this object, and says nothing.
+            # A loop that is cancelled or left by break only drops this object, without calling aclose().
             finalize(self, self._subscription.close)
             self._subscription.open()
         return self._subscription

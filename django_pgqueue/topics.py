@@ -1,4 +1,4 @@
-"""``Topic``: one message for many, live subscribers and bound queues alike."""
+"""``Topic``: publishes each message to many receivers, which are live subscribers and bound queues."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from django_pgqueue.validation import Seconds, check_count, check_name, check_tt
 
 class Topic:
     """
-    A topic. It has no row: publishing to one that nobody listens to is no error.
+    A topic. Topics have no row, and publishing without any receivers is not an error.
 
     ``name``
-        As that of a ``Queue``.
+        The topic's name. The rules for the name of a ``Queue`` apply.
     ``using``
-        Alias of the database that carries it. None: ``DATABASE``.
+        The alias of the database that carries the topic. None: ``DATABASE``.
 
-    Making one runs no SQL. Raises ``InvalidQueueName``.
+    Creating a topic runs no SQL. Raises ``InvalidQueueName``.
     """
 
     def __init__(self, name: str, *, using: str | None = None) -> None:
@@ -41,24 +41,24 @@ class Topic:
 
     @property
     def using(self) -> str:
-        """The alias of its database. Raises ``ImproperlyConfigured`` if there is no such one."""
+        """The alias of the topic's database. Raises ``ImproperlyConfigured`` if the alias does not exist."""
         return database_alias(self._using)
 
     def publish(
         self, payload: Any, *, headers: Mapping[str, Any] | None = None, ttl: Seconds | None = None
     ) -> list[int]:
         """
-        Publish a message to all subscribers, and return a list of the ids of its copies on bound queues.
+        Publish a message to all receivers, and return a list of the ids of its copies on bound queues.
 
-        ``payload`` and ``headers`` are as those of ``Queue.publish()``. Every bound queue gets a copy, or, when this
-        raises or the transaction is rolled back, none does. ``ttl``: seconds after which the copies expire
-        (``math.inf``: never; None: as the queue was declared). A bound auto-deleted queue that was idle for
-        ``REAP_IDLE_AFTER`` is left out.
-        Live subscribers get the message once it is committed, whatever its size, and at most once:
-        one that is not connected then misses it.
+        ``payload`` and ``headers`` are the same as for ``Queue.publish()``. ``ttl`` is the time in seconds after which
+        the copies expire (``math.inf``: never; None: the TTL that each queue was declared with).
 
-        Inside ``atomic()`` all of it is part of the transaction. Raises ``PayloadError`` or
-        ``ValueError`` before any SQL is sent.
+        Every bound queue gets a copy. If an error is raised or the transaction is rolled back, no queue does. A bound
+        auto-deleted queue that has been idle for ``REAP_IDLE_AFTER`` is skipped. Live subscribers get the message after
+        the commit, whatever its size, and at most once: a subscriber that is not connected at that time misses it.
+
+        Inside ``atomic()``, everything is part of the transaction. Raises ``PayloadError`` or ``ValueError`` before any
+        SQL is sent.
         """
         most = settings.MAX_PAYLOAD_BYTES
         body, text, ttl = encode(payload, most), encode_headers(headers, most), check_ttl(ttl)
@@ -71,20 +71,20 @@ class Topic:
         return ids
 
     async def apublish(self, payload: Any, **options: Any) -> list[int]:
-        """As ``publish()``. Runs in Django's thread for synchronous code, on its connection."""
+        """Like ``publish()``. Runs in Django's thread for synchronous code, on its connection."""
         return await sync_to_async(self.publish)(payload, **options)
 
     def subscribe(
         self, callback: Callable[[TopicMessage], object], *, buffer: int = subscriptions.BUFFER
     ) -> Subscription:
         """
-        Call ``callback`` with each ``TopicMessage`` from now on, and return the ``Subscription``, to be closed.
+        Call ``callback`` with each ``TopicMessage`` from now on. Return the ``Subscription``, which the caller closes.
 
-        In a thread of its own, one message after the other; what it raises is logged. While it is
-        busy up to ``buffer`` messages (1,000) wait; beyond that the oldest are dropped, and the signal
-        ``subscription_lagged`` tells. All subscriptions of a process share one connection, which must
-        not go through a transaction pooler: see ``LISTEN_DATABASE``. Returns when messages arrive, or
-        after ten seconds if the database is away. Raises ``ValueError`` for a callback that is async or no function.
+        The callback runs in a separate thread, for one message after the other; its errors are logged. While it is
+        busy, up to ``buffer`` messages (1,000) wait. Beyond that, the oldest are dropped and the signal
+        ``subscription_lagged`` is sent. All subscriptions of a process share one connection, which must not go through
+        a transaction pooler: see ``LISTEN_DATABASE``. Returns when the subscription is connected, or after ten seconds
+        if the database is unavailable. Raises ``ValueError`` if the callback is async or not callable.
         """
         if not callable(callback):
             raise ValueError(f"{callback!r} is not callable, so it cannot subscribe to topic {self.name!r}")
@@ -94,21 +94,22 @@ class Topic:
 
     def listen(self, *, buffer: int = subscriptions.BUFFER) -> LiveMessages:
         """
-        Return ``LiveMessages``: the messages, each a ``TopicMessage``, for ``async for``, from its first step on.
+        Return ``LiveMessages``, which yields each ``TopicMessage`` with ``async for``, from the first step on.
 
-        ``async with topic.listen() as messages`` listens from there on. ``buffer`` is as that of ``subscribe()``.
+        ``async with topic.listen() as messages`` listens from the start of the block. ``buffer`` is the same as for
+        ``subscribe()``.
         """
         return LiveMessages(self.name, self.using, check_count(buffer, "buffer"))
 
     def bind(self, queue: Queue) -> None:
         """
-        Let a queue get a copy of each message, expiring as the queue's own messages do.
+        Bind a queue, so that it gets a copy of each message. Copies expire like the queue's own messages.
 
-        Where queues are declared (while Django starts) this is a declaration too: the binding is
-        written when the queue is declared. Later it declares the queue and writes the binding at
-        once, inside a transaction as part of it. It ends by ``unbind()``, and with a queue that is
-        reaped; the process that bound it binds it again when it declares it. Raises ``ValueError`` for what is no
-        ``Queue``, and for one on another database.
+        While Django starts, in ``queues.py``, this only declares the binding, which is written when the queue is
+        declared. Later, this declares the queue and writes the binding immediately; inside a transaction, both are part
+        of that transaction. A binding ends with ``unbind()`` or when the queue is reaped. In the latter case, the
+        process that bound the queue binds it again when it declares it. Raises ``ValueError`` if ``queue`` is not a
+        ``Queue`` or is on another database.
         """
         self._check_queue(queue)
         if queue.using != self.using:
@@ -116,16 +117,17 @@ class Topic:
         if apps.ready:
             queue.declare()
             topics.bind(self.name, queue.name, copy_ttl(queue), self.using)
-            # Rolled back, it did not happen: then no later declare may write it.
+            # Only after the commit, so that a later declare() does not write a binding that was rolled back.
             session.once_committed(lambda: add_binding(queue, self.name), self.using)
         else:
             add_binding(queue, self.name)
 
     def unbind(self, queue: Queue) -> bool:
         """
-        End that, and return whether the queue was bound. Messages that it has stay.
+        Remove the binding of a queue, and return whether the queue was bound. Its messages stay.
 
-        Waits for publishers that are just putting messages there. Inside a transaction it is part of it.
+        Waits for open transactions that publish to the topic. Inside a transaction, the removal is part of that
+        transaction.
         """
         self._check_queue(queue)
         was_bound = topics.unbind(self.name, queue.name, self.using)
@@ -134,4 +136,4 @@ class Topic:
 
     def _check_queue(self, queue: object) -> None:
         if not isinstance(queue, Queue):
-            raise ValueError(f"a topic is bound to a Queue, not to {queue!r:.80}")
+            raise ValueError(f"a topic can only be bound to a Queue, not to {queue!r:.80}")

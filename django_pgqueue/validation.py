@@ -1,4 +1,4 @@
-"""The checks that every entrance shares, all done before any SQL is sent."""
+"""Checks of arguments, which are done before any SQL is sent."""
 
 import math
 import unicodedata
@@ -12,43 +12,43 @@ Seconds = float | timedelta
 MAX_NAME_LENGTH = 250
 DEAD_LETTER_SUFFIX = ".dead"
 
-#: The longest time that may be asked for, in seconds: a hundred years. PostgreSQL's dates reach
-#: further than Python's, so an unbounded delay would be stored and could not be read back.
+#: The longest allowed time in seconds: a hundred years. PostgreSQL's dates have a larger range than Python's, so an
+#: unlimited delay could be stored but not read.
 MAX_SECONDS = 100 * 365 * 86_400
 
-#: The largest number of deliveries, messages and the like: what PostgreSQL's integer holds.
+#: The largest count of deliveries, messages and so on: the maximum of PostgreSQL's integer.
 MAX_COUNT = 2**31 - 1
 
 
 def check_name(name: object) -> str:
     """
-    Return ``name`` if it may name a queue, else raise ``InvalidQueueName``.
+    Return ``name`` if it is a valid name of a queue, else raise ``InvalidQueueName``.
 
-    1 to 250 printable characters (255 where it ends in ``.dead``), not starting or ending with a
-    space, in Unicode normal form C, so that two names which look alike are not two queues. Not "."
-    or "..", which no URL can hold.
+    A name has 1 to 250 printable characters (255 if it ends in ``.dead``), without a space at either end. It is in
+    Unicode normalization form C, so that two names which look the same are not two queues. The names "." and ".." are
+    invalid, because no URL can contain them.
     """
     if not isinstance(name, str):
         raise InvalidQueueName(f"a queue name must be a str, not {type(name).__name__}")
     longest = MAX_NAME_LENGTH + (len(DEAD_LETTER_SUFFIX) if name.endswith(DEAD_LETTER_SUFFIX) else 0)
     if not name or len(name) > longest:
-        raise InvalidQueueName(f"a queue name has 1 to {longest} characters, not {len(name)}: {name[:40]!r}")
+        raise InvalidQueueName(f"a queue name must have 1 to {longest} characters, not {len(name)}: {name[:40]!r}")
     if not name.isprintable() or name != name.strip():
-        raise InvalidQueueName(f"a queue name has printable characters only, and no space at its ends: {name!r}")
+        raise InvalidQueueName(f"a queue name must have printable characters only and no space at its ends: {name!r}")
     if name in {".", ".."}:
-        raise InvalidQueueName(f"a queue name cannot be {name!r}: browsers take it for a folder")
+        raise InvalidQueueName(f"a queue name cannot be {name!r}, because a URL cannot contain it")
     if not unicodedata.is_normalized("NFC", name):
-        raise InvalidQueueName(f"a queue name must be in Unicode normal form C: {name!r}")
+        raise InvalidQueueName(f"a queue name must be in Unicode normalization form C: {name!r}")
     return name
 
 
 def check_seconds(value: object, what: str, *, zero: bool = True) -> float:
-    """Return a number of seconds or a ``timedelta`` as seconds, else raise ``ValueError`` naming ``what``."""
+    """Return a number of seconds or a ``timedelta`` in seconds, else raise ``ValueError`` naming ``what``."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{what} must be seconds (a number or a timedelta), not {type(value).__name__}")
-    # Compared before isfinite, which cannot take an int beyond a float's range.
+    # Compared before isfinite(), which fails for an int beyond the range of float.
     if not -1 <= value <= MAX_SECONDS or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         least = "from 0" if zero else "more than 0"
         raise ValueError(f"{what} must be {least} to {MAX_SECONDS} seconds, not {value!r:.40}")
@@ -56,16 +56,16 @@ def check_seconds(value: object, what: str, *, zero: bool = True) -> float:
 
 
 def check_ttl(value: object) -> float | None:
-    """Return a TTL in seconds; None (the default) and infinity (never) as they are. Else as ``check_seconds``."""
+    """Return a TTL in seconds; None (the default) and infinity (never) unchanged. Otherwise like ``check_seconds``."""
     if value is None or value == math.inf:
         return None if value is None else math.inf
     return check_seconds(value, "ttl", zero=False)
 
 
 def check_rate(value: object) -> float:
-    """Return a number a second, from 0.001 to a million, else raise ``ValueError``."""
+    """Return a number per second from 0.001 to a million, else raise ``ValueError``."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.001 <= value <= 1_000_000:
-        raise ValueError(f"rate must be a number a second from 0.001 to 1000000, not {value!r:.40}")
+        raise ValueError(f"rate must be a number per second from 0.001 to 1000000, not {value!r:.40}")
     return value
 
 

@@ -9,7 +9,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from django_pgqueue.admin.charts import chart
-from django_pgqueue.durations import NONE, duration
+from django_pgqueue.durations import EMPTY, duration
 from django_pgqueue.monitoring.queue_numbers import Numbers, Rate, at_least, is_cut
 
 HEAL_CAUSES = ("revived", "vanished")
@@ -58,7 +58,7 @@ class QueueColumns:
 
     @admin.display(description="consumers")
     def consumers(self, row: Any) -> str:
-        return str(row.numbers.depth.consumers) if row.numbers.depth else NONE
+        return str(row.numbers.depth.consumers) if row.numbers.depth else EMPTY
 
     @admin.display(description="last hour")
     def activity(self, row: Any) -> SafeString:
@@ -103,4 +103,4 @@ def _reapable(row: Any) -> str:
 
 
 def count_of(numbers: Numbers, state: str) -> str:
-    return NONE if numbers.depth is None else at_least(getattr(numbers.depth, state), more=numbers.is_more)
+    return EMPTY if numbers.depth is None else at_least(getattr(numbers.depth, state), more=numbers.is_more)

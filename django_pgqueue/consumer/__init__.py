@@ -1,1 +1,1 @@
-"""The process that claims, handles and settles."""
+"""The process that claims, handles and settles messages."""

@@ -1,10 +1,10 @@
 """
-Run handlers over queues: claim, handle, settle, until told to stop.
+Claim, handle and settle the messages of queues until the consumer is stopped.
 
-One process, these threads: the one that calls ``Consumer.run`` claims and settles; each lane (one
-queue with its handler) has worker threads, or tasks on one event loop; one thread extends leases,
-one beats; the process's listener wakes. The threads that are the library's have connections of their own, so nothing
-that a handler does to its connection reaches them.
+A consumer process has these threads. The thread that calls ``Consumer.run`` claims and settles. Each lane (one queue
+with its handler) has worker threads, or tasks on one event loop. One thread extends leases, one writes heartbeats, and
+the process's listener wakes the claiming thread. The library's threads have their own connections, so a handler cannot
+affect them through its connection.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from django_pgqueue.validation import check_seconds
 
 logger = logging.getLogger("django_pgqueue")
 
-# Seconds that threads get to end after the last message was settled.
+# In seconds: how long threads may take to end after the last message was settled.
 JOIN_TIMEOUT = 1.0
-# An owner that missed this many heartbeats starts nothing, half an interval before others may take over.
+# An owner that has missed this many heartbeats starts no handlers, half an interval before others may take over.
 TRUSTED_HEARTBEATS = consumers.MISSED_HEARTBEATS - 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """How a consumer is. Ages in seconds; None: it has not happened yet."""
+    """The state of a consumer. Ages are in seconds; None: it has not happened yet."""
 
-    #: Since the claiming thread began its last turn. It begins one at least every POLL_INTERVAL.
+    #: Seconds since the claiming thread began its last turn. It begins one at least every POLL_INTERVAL.
     turn_age: float | None
-    #: Since the last claim was sent.
+    #: Seconds since the last claim was sent.
     claim_age: float | None
     listening: bool
-    #: Whether the claiming thread has begun to claim, and has the database.
+    #: Whether the claiming thread has begun to claim and the database is available to it.
     connected: bool
     stopping: bool
     held: int
@@ -63,33 +63,35 @@ class Condition:
 
 
 class Workers(Protocol):
-    """What takes messages that are held, and puts each into its lane's ``finished`` when it has ended."""
+    """Handle the messages that are held, and put each into its lane's ``finished`` when its handler has ended."""
 
     def threads(self) -> list[threading.Thread]:
-        """Return the threads that it needs, not started."""
+        """Return the threads to run, not started yet."""
 
     def room(self, lane: Lane, /) -> int:
         """Return how many more messages the lane may hold."""
 
     def hold(self, lane: Lane, held: list[Held], /) -> None:
-        """Take what was claimed."""
+        """Accept claimed messages."""
 
     def give_back(self) -> None:
-        """Let what has not started be released: the consumer stops."""
+        """Let messages that have not started be released, because the consumer stops."""
 
     def stop(self) -> None:
-        """End what ``threads`` returned: all is settled."""
+        """End the threads, because all messages are settled."""
 
     def outage(self) -> None:
-        """Connections may be dead."""
+        """React to an outage of the database, after which connections may be broken."""
 
 
 class Consumer:
     """
-    ``concurrency``: how many messages of each queue are handled at once (None: as each handler
-    says). ``prefetch``: how many of each queue are held. ``drain``: end when nothing is ready and
-    nothing is held. ``max_messages``: end after so many. ``grace``: seconds that running handlers
-    get after ``stop()``. ``workers``: what handles the messages (None: this process calls the handlers).
+    Consumes the queues of some handlers, in this process.
+
+    ``concurrency``: how many messages of each queue are handled at once (None: each handler's own). ``prefetch``: how
+    many messages of each queue are held (None: ``PREFETCH``). ``drain``: stop when nothing is ready and nothing is
+    held. ``max_messages``: stop after this many messages. ``grace``: seconds that running handlers get after
+    ``stop()``. ``workers``: an object that handles the messages (None: this process calls the handlers).
     """
 
     def __init__(
@@ -140,10 +142,10 @@ class Consumer:
 
     def stop(self, *, now: bool = False) -> None:
         """
-        Stop claiming, let running handlers end within ``grace`` seconds, give back the rest.
+        Stop claiming, let running handlers end within ``grace`` seconds, and give back the other messages.
 
-        With ``now`` don't wait for handlers; their leases run out. May be called from any thread, but
-        not from a signal handler: that may have interrupted a thread which holds the lock needed here.
+        With ``now``, do not wait for handlers; their leases expire. May be called from any thread, but not from a
+        signal handler, which may have interrupted the thread that holds the lock needed here.
         """
         self._stopping.set()
         if now:
@@ -151,9 +153,9 @@ class Consumer:
         self._event.set()
 
     def wake(self) -> None:
-        """Let the claiming thread look at once. From any thread."""
-        # Looked at first, since setting it takes a lock. What it tells of has happened before this line, and
-        # the claiming thread clears it before it looks.
+        """Wake the claiming thread. May be called from any thread."""
+        # Checked first, because setting the event takes a lock. This is safe: whatever the event reports has already
+        # happened, and the claiming thread clears the event before it looks.
         if not self._event.is_set():
             self._event.set()
 
@@ -164,16 +166,16 @@ class Consumer:
 
     @property
     def queues(self) -> list[str]:
-        """The names of its queues."""
+        """The names of its queues, sorted."""
         return sorted(lane.queue.name for lane in self.lanes)
 
     @property
     def handled(self) -> int:
-        """How many messages were settled, but for those that were given back without a start."""
+        """How many messages were settled, without those that were given back before they were started."""
         return self.settler.handled
 
     def condition(self) -> Condition:
-        """Tell how it is, from any thread and without the database."""
+        """Return the consumer's state. May be called from any thread; does not use the database."""
         now = time.monotonic()
         asked = max(lane.asked for lane in self.lanes)
         return Condition(
@@ -188,16 +190,16 @@ class Consumer:
 
     @property
     def has_abandoned(self) -> bool:
-        """Whether handlers outlived the grace: after ``run()`` they still run, in daemon threads."""
+        """Whether handlers outlived the grace period and still run after ``run()``, in daemon threads."""
         return self._ended.is_set() and bool(self.claimer.held)
 
     def run(self) -> int:
         """
         Consume until stopped, drained or done. Returns how many messages were handled.
 
-        Inside a ``TestCase`` handlers run in the calling thread, one after the other, on the test's
-        connection, where each of their statements stands alone as in autocommit. Inside any other
-        transaction it raises ``RuntimeError``: its leases could roll back.
+        Inside a ``TestCase``, handlers run one after the other in the calling thread, on the test's connection. Each of
+        their statements is isolated from the others, as in autocommit. Inside any other transaction ``RuntimeError`` is
+        raised, because a rollback would undo the leases.
         """
         names = self.queues
         self._turned = time.monotonic()
@@ -224,7 +226,7 @@ class Consumer:
                 with contextlib.suppress(*DATABASE_FAULTS):
                     self._minutes.send()
                     consumers.forget_consumer(self.id, self.using)
-                # All end at once, but for workers in a handler that outlived its grace.
+                # All threads end immediately, apart from workers whose handler outlived the grace period.
                 for thread in own if self.claimer.held else (*own, *working):
                     thread.join(timeout=JOIN_TIMEOUT)
                 signals.consumer_stopped.send_robust(self.id, using=self.using, queues=names)
@@ -239,7 +241,7 @@ class Consumer:
             lane.handler = as_in_worker(lane.handler)
 
     def _start(self) -> None:
-        """Declare the queues and write the first heartbeat, however long the database is away."""
+        """Declare the queues and write the first heartbeat. Waits while the database is unavailable."""
         while not self._stopping.is_set():
             try:
                 for lane in sorted(self.lanes, key=lambda lane: lane.queue.name):
@@ -261,12 +263,12 @@ class Consumer:
 
     def _every(self, interval: float, run_once: Callable[[], object], loop: str) -> None:
         with own_connection(self.using, loop):
-            # The first beat was at the start, the first lease is young.
+            # The first heartbeat was written at the start, and the first lease is new.
             self._ended.wait(interval)
             run_every(lambda: interval, run_once, self._ended, alias=self.using, loop=loop)
 
     def _finish(self) -> None:
-        """Give back what did not start, wait for what runs, settle it all."""
+        """Give back messages that have not started, wait for running handlers, and settle all of them."""
         deadline = time.monotonic() + self.grace
         while True:
             self.workers.give_back()
@@ -289,7 +291,7 @@ class Consumer:
 
     def _beat(self) -> None:
         sent = time.monotonic()
-        # Afresh: a queue may have been bound or unbound since.
+        # Read again, because a queue may have been bound or unbound since.
         self._heartbeat.declared = {lane.queue.name: lane.handler.declaration for lane in self.lanes}
         self._heartbeat.run_once()
         seen_until = sent + TRUSTED_HEARTBEATS * settings.HEARTBEAT_INTERVAL
@@ -299,7 +301,7 @@ class Consumer:
             if lane.is_exclusive and now < lane.owned_until:
                 lane.owned_until = seen_until
             elif lane.is_exclusive:
-                # Too late: another may own the queue. A claim tells, and there was none meanwhile.
+                # Too late: another consumer may own the queue. Only a claim can tell, and there was none meanwhile.
                 self._event.set()
         self._minutes.send()
 
@@ -308,7 +310,7 @@ class Consumer:
     def _consume(self) -> None:
         while not self._stopping.is_set():
             self._turned = time.monotonic()
-            # Cleared before looking: what comes after that wakes the wait below at once.
+            # Cleared before the work, so that a later event ends the wait below immediately.
             self._event.clear()
             with self._database():
                 self._settle_ripe()
@@ -317,7 +319,7 @@ class Consumer:
             if self.claimer.is_done():
                 return
             if not self._is_inline:
-                # With DEBUG on, Django would keep them all. A test may just count them.
+                # With DEBUG=True, Django would keep every query. Not in a test, which may count them.
                 reset_queries()
             self._event.wait(self.claimer.nap())
 
@@ -325,13 +327,13 @@ class Consumer:
         now = time.monotonic()
         for lane in self.lanes:
             if lane.is_ripe(now) and self.settler.settle(lane) and self.drain:
-                # Its handler may have published, to any queue: a drain ends with a look after that.
+                # The handler may have published to any queue, so a drain must claim from all of them again.
                 for each in self.lanes:
                     each.next_look = 0.0
 
     @contextlib.contextmanager
     def _database(self) -> Iterator[None]:
-        """Survive the database's absence: wait, with a fresh connection afterwards."""
+        """Survive an outage of the database: wait, and connect again."""
         try:
             yield
         except DATABASE_FAULTS as error:
@@ -339,12 +341,12 @@ class Consumer:
 
     def _pause(self, error: Exception) -> None:
         if self._is_inline:
-            # A connection that is closed takes the test's transaction along.
+            # Closing the connection would end the test's transaction.
             raise error
         self._turned = time.monotonic()
         connections[self.using].close()
         self.workers.outage()
-        # Not the event: finished handlers set that, and would shorten the pause.
+        # Not self._event: finished handlers set it and would shorten the pause.
         stop = self._stopping_now if self._stopping.is_set() else self._stopping
         stop.wait(self._outage.failed(error))
 
@@ -357,29 +359,29 @@ class Consumer:
 
 
 def alias_of(handlers: Sequence[Handler]) -> str:
-    """Return the database alias of these handlers' queues. Raises ``ValueError`` where they cannot be consumed."""
+    """Return the database alias of the handlers' queues. Raises ``ValueError`` if they cannot be consumed together."""
     aliases = {handler.queue.using for handler in handlers}
     if len(aliases) != 1:
         raise ValueError(f"a consumer takes queues of one database, not of {sorted(aliases) or 'none'}")
     (using,) = aliases
     if not connections[using].settings_dict["AUTOCOMMIT"] and any(each.ack != "late" for each in handlers):
-        # Both commit for the handler, which is its own business there.
+        # These commit on behalf of the handler, but without AUTOCOMMIT the project commits by itself.
         raise ValueError(f"ack='early', ack='atomic' and tasks need AUTOCOMMIT on the database alias {using!r}")
     return using
 
 
 def make_lane(handler: Handler, concurrency: int | None, prefetch: int | None) -> Lane:
-    """Return the lane of a handler. None: as the handler and the settings say."""
+    """Return the lane of a handler. None: the handler's own concurrency, and ``PREFETCH``."""
     concurrency = concurrency or handler.concurrency
     most = held_at_most(handler, concurrency, prefetch or settings.PREFETCH)
     return Lane(handler, concurrency=concurrency, prefetch=most)
 
 
 def held_at_most(handler: Handler, concurrency: int, prefetch: int) -> int:
-    """Return how many messages of a queue may be held."""
+    """Return how many messages of a queue may be held at once."""
     startable = concurrency * (handler.batch or 1)
     if handler.declaration.max_deliveries == 1:
-        # What is claimed has been delivered: killed here, what waits would be given up without a start.
+        # A claim counts as a delivery. If this process were killed, waiting messages would be dead-lettered unstarted.
         return startable
-    # At least enough for each worker, or some would never get any.
+    # At least enough for all workers, or some would never get a message.
     return max(prefetch, startable)

@@ -1,4 +1,4 @@
-"""A handler, and what becomes of a message that it was called with."""
+"""A handler, and the outcomes of the messages that it is called with."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from django_pgqueue.message import Message
 from django_pgqueue.services.declaring import Declaration
 
 ACK_MODES = ("late", "early", "atomic")
-#: Of a handler that settles its messages by itself: it returns an ``Attempt``, or None where the lease was lost.
+#: For a handler that settles its messages itself. It returns an ``Attempt``, or None if the lease was lost.
 OWN_ACK = "own"
 
 
 class ConsumableQueue(Protocol):
-    """What the consumer needs of a queue."""
+    """The parts of a queue that the consumer uses."""
 
     @property
     def name(self) -> str: ...
@@ -29,13 +29,13 @@ class ConsumableQueue(Protocol):
 
 
 def is_never(message: Message) -> bool:
-    """Tell that no message is for the event loop."""
+    """Return False for every message."""
     return False
 
 
 @dataclass(frozen=True)
 class Handler:
-    """A function, the queue whose messages it handles, and how. Made by ``make_handler()``."""
+    """A function, the queue whose messages it handles, and its options. Created by ``make_handler()``."""
 
     queue: ConsumableQueue
     function: Callable[[Any], Any]
@@ -43,19 +43,19 @@ class Handler:
     ack: str
     timeout: float
     is_async: bool
-    #: Returns the queue's attributes as its row stores them. Asked each time: a setting or a binding may have changed.
+    #: Returns the queue's attributes as stored in its row. Called each time, as settings and bindings may have changed.
     read_declaration: Callable[[], Declaration]
-    #: How many messages it takes at once, as a list. None: one, as itself.
+    #: How many messages it takes at once, as a list. None: it takes a single message.
     batch: int | None = None
-    #: Returns a message with the payload that the queue's schema makes of it, or raises. None: as it is.
+    #: Returns a message whose payload the queue's schema has loaded, or raises. None: there is no schema.
     load: Callable[[Message], Message] | None = None
-    #: Handles, on the event loop, the messages that ``is_for_loop`` picks; ``function`` takes the others.
+    #: Handles the messages selected by ``is_for_loop``, on the event loop. ``function`` handles the others.
     async_function: Callable[[Any], Awaitable[Any]] | None = None
     is_for_loop: Callable[[Message], bool] = is_never
 
     @property
     def declaration(self) -> Declaration:
-        """The queue's attributes as its row stores them."""
+        """The queue's attributes as stored in its row."""
         return self.read_declaration()
 
     @property
@@ -68,14 +68,14 @@ def check_function(function: Callable[[Any], Any], name: str, ack: str) -> bool:
     """
     Return whether a queue's handler is async.
 
-    Raises ``ValueError`` for what is no function, and for one that cannot be handled that way.
+    Raises ``ValueError`` if ``ack`` is unknown or ``function`` cannot be a handler with it.
     """
     if ack not in ACK_MODES:
         raise ValueError(f"ack must be one of {', '.join(ACK_MODES)}, not {ack!r}")
     if not callable(function):
         raise ValueError(f"{function!r} is not callable, so it cannot be the handler of queue {name!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ValueError(f"{function!r} is a generator, so calling it does not run it; return, don't yield")
+        raise ValueError(f"{function!r} is a generator, so calling it does not run it; use return instead of yield")
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     if is_async and ack == "atomic":
         raise ValueError(
@@ -86,56 +86,57 @@ def check_function(function: Callable[[Any], Any], name: str, ack: str) -> bool:
 
 
 class Outcome(Enum):
-    """What becomes of a message."""
+    """How a message is settled."""
 
     ACK = "ack"
     NACK = "nack"
     REJECT = "reject"
     RELEASE = "release"
 
-    #: Nothing is left to do: it was acked already,
+    # Nothing is left to do for the following.
+    #: The message was acked already.
     SETTLED = "settled"
-    #: its lease was lost,
+    #: The lease was lost.
     LOST = "lost"
-    #: it was given back after a failure,
+    #: The message was given back after a failure.
     FAILED = "failed"
-    #: it became a dead letter.
+    #: The message was dead-lettered.
     GIVEN_UP = "given up"
 
     @property
     def is_success(self) -> bool:
-        """Whether its handler has done its work."""
+        """Whether the handler succeeded."""
         return self is Outcome.ACK or self is Outcome.SETTLED
 
     @property
     def is_failure(self) -> bool:
-        """Whether it counts as failed, unless it became a dead letter."""
+        """Whether the message counts as failed, unless it was dead-lettered."""
         return self is Outcome.NACK or self is Outcome.REJECT or self is Outcome.FAILED
 
     @property
     def is_retry(self) -> bool:
-        """Whether it comes back after a delay."""
+        """Whether the message is delivered again after a delay."""
         return self is Outcome.NACK or self is Outcome.FAILED
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What becomes of a message, why, and for a retry after how many seconds."""
+    """The outcome of a message, its reason, and the delay of a retry in seconds."""
 
     outcome: Outcome
     reason: str = ""
     delay: float = 0.0
-    #: What has to settle it, of a handler that does so by itself.
+    #: The attempt that has to settle the message, for a handler that settles its messages itself.
     attempt: Attempt | None = None
 
     @property
     def label(self) -> str:
-        """The word for instruments: who has settled a message makes no difference to them."""
+        """The label for instruments, which do not distinguish who settled the message."""
         return "ack" if self.outcome is Outcome.SETTLED else self.outcome.value
 
 
 class Attempt(Protocol):
-    """What a handler that settles by itself has done with a message."""
+    """The result of a handler that settles its messages itself."""
 
     error: BaseException | None
 

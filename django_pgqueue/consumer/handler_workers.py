@@ -1,4 +1,4 @@
-"""Who handles what a consumer holds: worker threads, and one event loop for async handlers."""
+"""The workers of a consumer: threads, and one event loop for async handlers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from django_pgqueue.consumer.workers_async import LoopWorkers
 
 
 class HandlerWorkers:
-    """Calls the handlers: in threads, and on one event loop for those that are async."""
+    """Calls sync handlers in threads, and async handlers on one event loop."""
 
     def __init__(self, using: str, lanes: Sequence[Lane], wake: Callable[[], object]) -> None:
         self.lanes = lanes
-        #: Inside a TestCase: no thread but the calling one.
+        #: Whether handlers run in the calling thread, inside a TestCase.
         self.is_inline = False
         self._in_threads = ThreadWorkers(using, wake)
         self._on_loop = LoopWorkers(using, wake)
 
     def threads(self) -> list[threading.Thread]:
-        """One for each message that is handled at the same time, and one for the event loop."""
+        """Return one thread for each message that is handled at the same time, and one for the event loop."""
         if self.is_inline:
             return []
         async_lanes = [lane for lane in self.lanes if lane.handler.uses_loop]
@@ -35,11 +35,11 @@ class HandlerWorkers:
         ]
 
     def room(self, lane: Lane) -> int:
-        """As many as are prefetched, less those that are held."""
+        """Return how many more messages the lane may hold."""
         return lane.prefetch - len(lane.held)
 
     def hold(self, lane: Lane, held: list[Held]) -> None:
-        """Let workers start them."""
+        """Pass the messages to workers."""
         for one in held:
             lane.put(one)
         if self.is_inline:
@@ -49,22 +49,22 @@ class HandlerWorkers:
                 self._in_threads.work_inline(lane)
 
     def give_back(self) -> None:
-        """Let what waits for a worker be released."""
+        """Let messages that wait for a worker be released."""
         for lane in self.lanes:
             lane.give_back_waiting()
 
     def stop(self) -> None:
-        """Let each worker end after what it handles."""
+        """Let each worker end after the messages that it handles."""
         for lane in self.lanes:
             for _ in range(lane.concurrency):
                 lane.put(None)
 
     def outage(self) -> None:
-        """Let workers test their connections."""
+        """Make workers test their connections."""
         self._in_threads.outages += 1
         self._on_loop.outages += 1
 
 
 def daemon(name: str, target: Callable[[], object]) -> threading.Thread:
-    """Return a thread that keeps no process alive: a handler may outlive its grace."""
+    """Return a daemon thread, because a handler that outlives the grace period must not keep the process alive."""
     return threading.Thread(target=target, name=f"pgqueue {name}", daemon=True)

@@ -1,9 +1,9 @@
 """
-Whether a consumer process is well, for the probes of whoever runs it: by HTTP, or by a file.
+Liveness and readiness of a consumer process, reported over HTTP or in a file.
 
-Alive is a process whose claiming thread goes on: to end it and start another helps where it is not. Ready is one
-that does its work as well: it has the database, and what is due on its queues is not older than it should be.
-A restart does not help where it is not.
+A process is alive if its claiming thread makes progress. If it is not alive, a restart helps. A process is ready if
+it is alive, the database is available, and no due message on its queues is older than the target. If it is not ready, a
+restart does not help.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from django_pgqueue.services import diagnosing, session
 
 logger = logging.getLogger("django_pgqueue")
 
-# Seconds between two looks at the queues, and two writes of the file.
+# In seconds, between two checks of the queues and two writes of the file.
 INTERVAL = 5.0
-# Seconds that a look gets.
+# In seconds, for each check.
 STATEMENT_TIMEOUT = 3.0
-# Seconds beyond its longest sleep after which the claiming thread counts as stuck.
+# In seconds beyond its longest sleep, after which the claiming thread counts as stuck.
 TURN_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a probe is reporting. Ages in seconds; None: there is none, or the database does not answer."""
+    """The report of a probe. Ages are in seconds; None: there is none, or the database does not answer."""
 
     alive: bool
     ready: bool
@@ -54,7 +54,11 @@ class Report:
 
 
 class Health:
-    """``target``: the oldest due age, in seconds, with which the process is still ready (None: any)."""
+    """
+    Checks and reports the health of a consumer.
+
+    ``target``: the maximum age in seconds of the oldest due message for the process to be ready (None: no maximum).
+    """
 
     def __init__(self, consumer: Consumer, target: float | None = None) -> None:
         self.consumer = consumer
@@ -64,11 +68,11 @@ class Health:
         self._looked = -math.inf
 
     def report(self) -> Report:
-        """Tell how it is, as of the last ``look``. May be called from any thread; uses no database."""
+        """Return the report as of the last ``look()``. May be called from any thread; does not use the database."""
         condition = self.consumer.condition()
         sleep = max(settings.POLL_INTERVAL, LONGEST_RETRY)
         is_fresh = condition.turn_age is None or condition.turn_age < sleep + TURN_TIMEOUT
-        # Where the database stalls for everybody, another process would wait for it as well.
+        # While the database is unavailable, a new process would wait for it as well.
         alive = condition.stopping or is_fresh or not self._has_database
         has_looked = time.monotonic() - self._looked < 3 * INTERVAL
         is_late = self.target is not None and (self._oldest_due_age or 0.0) > self.target
@@ -90,13 +94,13 @@ class Health:
         )
 
     def look(self) -> None:
-        """Look at the heads of the consumer's queues, but for those that are paused."""
+        """Measure the oldest due age of the consumer's queues, apart from paused ones."""
         using = self.consumer.using
         try:
             with session.bounded(STATEMENT_TIMEOUT, using):
                 backlogs = diagnosing.backlogs(using, self.consumer.queues)
         except DATABASE_FAULTS:
-            # The consumer says in the log that the database is away.
+            # The consumer itself logs the outage.
             if not connections[using].in_atomic_block:
                 connections[using].close()
             self._has_database, self._oldest_due_age = False, None
@@ -109,9 +113,9 @@ class Health:
     @contextmanager
     def reporting(self, *, file: Path | None = None, address: tuple[str, int] | None = None) -> Iterator[None]:
         """
-        Look every ``INTERVAL`` seconds, write the file while the process is alive, and answer at the address.
+        Check every ``INTERVAL`` seconds, write the file while the process is alive, and serve HTTP at the address.
 
-        Raises ``OSError`` where the file cannot be written or the port is taken. The file is removed at the end.
+        Raises ``OSError`` if the file cannot be written or the port is in use. The file is removed at the end.
         """
         stop = threading.Event()
         if file is not None:
@@ -145,7 +149,7 @@ class Health:
             run_every(lambda: INTERVAL, run_once, stop, alias=using, loop="health")
 
     def _write(self, file: Path) -> None:
-        # Whole at any time: a probe may read it just now.
+        # Replaced atomically, because a probe may read the file at any time.
         fresh = file.with_name(f"{file.name}.{os.getpid()}")
         try:
             fresh.write_text(json.dumps(asdict(self.report())) + "\n")
@@ -165,13 +169,13 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Probe)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of probes that give up."""
+        """Do not log probes that disconnect."""
         if not isinstance(sys.exception(), ConnectionError):
             logger.exception("probe not answered")
 
 
 class _Probe(BaseHTTPRequestHandler):
-    """``/livez`` and ``/readyz``: 200 or 503, and the report as JSON either way."""
+    """``/livez`` and ``/readyz``: status 200 or 503, with the report as JSON in both cases."""
 
     server: _Server
     timeout = 5.0
@@ -181,7 +185,7 @@ class _Probe(BaseHTTPRequestHandler):
         answers = {"/livez": report.alive, "/readyz": report.ready}
         path = self.path.partition("?")[0]
         if path not in answers:
-            self.send_error(404, "there are /livez and /readyz")
+            self.send_error(404, "use /livez or /readyz")
             return
         body = json.dumps(asdict(report)).encode()
         self.send_response(200 if answers[path] else 503)
@@ -194,4 +198,4 @@ class _Probe(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: probes come every few seconds."""
+        """Do not log requests, because probes come every few seconds."""

@@ -1,4 +1,4 @@
-"""Keep queues in use, and tell who uses them."""
+"""Mark queues as in use, and record which consumer uses them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ logger = logging.getLogger("django_pgqueue")
 
 class Heartbeat:
     """
-    Mark queues as in use, without ever waiting for a lock.
+    Marks queues as in use, without waiting for locks.
 
-    ``declared`` queues that are gone are made again. ``names`` are queues whose attributes this
-    process does not know: one that is gone is only reported, once. With ``consumer`` its row is
-    written too.
+    Missing queues in ``declared`` are created again. ``names`` are queues whose attributes this process does not know;
+    a missing one is only logged, once. With ``consumer``, the consumer's row is also written.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class Heartbeat:
         self._missing: set[str] = set()
 
     def run_once(self) -> set[str]:
-        """Beat once. Returns the names of the queues that were not there."""
+        """Write one heartbeat. Returns the names of the queues that were missing."""
         if self.consumer is not None:
             consumers.beat(self.consumer, socket.gethostname(), os.getpid(), self.names, self.using)
         missing = set(self.names) - declaring.touch(self.names, self.using)

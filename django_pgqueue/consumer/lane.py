@@ -1,4 +1,4 @@
-"""What a consumer holds of one queue, and how each message ended: passed between its threads."""
+"""The messages of one queue that a consumer holds, and their outcomes, shared between its threads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from django_pgqueue.consumer.low_water import LowWaterMark
 from django_pgqueue.message import Message
 from django_pgqueue.services.minutes import Tally
 
-# Seconds for which a finished message may wait for others to be settled with it.
+# In seconds: how long a finished message may wait to be settled together with others.
 SETTLE_DELAY = 0.02
-# How many finished messages of a lane are settled at once without waiting for that.
+# This many finished messages of a lane are settled without waiting for more.
 SETTLE_BATCH = 50
-# Minutes of publishing for which messages are counted apart: more than are kept, twice.
+# The number of minutes of publishing that a lane counts, more than twice as many as are stored.
 MAX_MINUTES = 3_000
 
 
@@ -31,7 +31,7 @@ class Held:
     message: Message
     #: Monotonic time at which the lease was last known to be extended, before the statement was sent.
     confirmed: float
-    #: Monotonic time at which it was due.
+    #: Monotonic time at which the message was due.
     due: float
     started: float | None = None
     lost: bool = False
@@ -39,7 +39,7 @@ class Held:
 
 @dataclass(eq=False)
 class Lane:
-    """One queue in this process: what is held, what waits to start, what waits to be settled."""
+    """One queue in this process: the messages that are held, that wait to start, and that wait to be settled."""
 
     handler: Handler
     prefetch: int
@@ -47,34 +47,35 @@ class Lane:
     held: dict[int, Held] = field(default_factory=dict)
     waiting: SimpleQueue[Held | None] = field(default_factory=SimpleQueue)
     finished: deque[tuple[Held, Settlement]] = field(default_factory=deque)
-    #: Monotonic time at which the first of ``finished`` came in.
+    #: Monotonic time at which the first message of ``finished`` was added.
     finished_since: float = 0.0
-    #: How many messages were claimed, but for those that were given back without a start.
+    #: How many messages were claimed, without those that were given back before they were started.
     claimed: int = 0
     #: Monotonic time of the next claim, and whether one more follows it before the lane sleeps.
     next_look: float = 0.0
     look_again: bool = True
-    #: Monotonic time of the last claim, or look at whether the queue is paused.
+    #: Monotonic time of the last claim, or of the last check whether the queue is paused.
     asked: float = 0.0
-    #: Set by other threads: somebody published since the last claim was sent.
+    #: Set by other threads: a message was published since the last claim was sent.
     woken: bool = False
-    #: What became of messages, when they were published, and how much of it is reported: each is written by one thread.
+    #: The counts of settled messages, the minutes of their publishing, and the counts that were already reported. Each
+    #: field is written by one thread.
     tally: Tally = Tally()
     published: dict[int, int] = field(default_factory=dict)
     reported: Tally = Tally()
-    #: A claim met a suspect and left it; how many were taken in a row.
+    #: Whether a claim found a suspect and left it, and how many suspects were claimed in a row.
     suspect_waiting: bool = False
     suspects_in_row: int = 0
     low_water: LowWaterMark = field(default_factory=LowWaterMark)
-    #: Monotonic time until which this process may be sure to own the queue, if that is exclusive: a claim
-    #: that brings messages proves it, and each heartbeat in time prolongs it.
+    #: Monotonic time until which this process is sure to own the queue, if the queue is exclusive. A claim that returns
+    #: messages proves the ownership, and each heartbeat in time extends it.
     owned_until: float = field(init=False)
-    #: Seconds for which a claim lasts: asked for each message, it is kept.
+    #: The queue's lease in seconds, cached because it is needed for each message.
     lease: float = field(init=False)
-    #: Of an async handler: the event loop, and its event that something is waiting.
+    #: For an async handler: the event loop, and an event on it that is set when messages are waiting.
     loop: asyncio.AbstractEventLoop | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    #: What waits for the loop: ``waiting`` itself, unless some of it is for threads.
+    #: The messages that wait for the event loop. The same object as ``waiting``, unless threads take some of them.
     loop_waiting: SimpleQueue[Held | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,44 +92,44 @@ class Lane:
         return self.handler.declaration.exclusive
 
     def wake(self) -> None:
-        # In this order: who plans the next look reads ``woken`` after writing ``next_look``.
+        # In this order, because the claiming thread writes ``next_look`` first and then reads ``woken``.
         self.woken = True
         self.next_look = 0.0
 
     def look_within(self, delay: float) -> None:
-        """Let the next look come in ``delay`` seconds, or when it was planned if that is sooner."""
+        """Plan the next claim in ``delay`` seconds, unless it is planned sooner."""
         self.next_look = min(self.next_look, time.monotonic() + delay)
 
     def put(self, held: Held | None) -> None:
-        """Let a worker start it. None ends one worker, of each kind."""
+        """Pass a message to a worker. None ends one worker of each kind."""
         is_for_loop = held is not None and self.handler.is_for_loop(held.message)
         if not is_for_loop:
             self.waiting.put(held)
         if is_for_loop or (held is None and self.loop_waiting is not self.waiting):
             self.loop_waiting.put(held)
         if self.loop is not None:
-            # Closed: at the end, when its last worker took the None before this line was reached.
+            # The loop is closed if its last worker took the None before this line was reached.
             with contextlib.suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self.arrived.set)
 
     def give_back_waiting(self) -> None:
-        """Let what has not started be released."""
+        """Let messages that have not started be released."""
         for waiting in {self.waiting, self.loop_waiting}:
             with contextlib.suppress(Empty):
                 while held := waiting.get_nowait():
                     self.finished.append((held, RELEASE))
 
     def finish(self, held: Held, settlement: Settlement) -> bool:
-        """Let a message be settled. Returns whether the claiming thread is to be woken. From any thread."""
+        """Let a message be settled. Returns whether to wake the claiming thread. May be called from any thread."""
         self.finished.append((held, settlement))
-        # Workers may append at the same time, and then none of them sees a length of 1.
+        # Workers may append at the same time, so that none of them sees a length of 1.
         if len(self.finished) <= self.concurrency:
             self.finished_since = time.monotonic()
             return True
         return len(self.finished) >= SETTLE_BATCH or self.waiting.empty()
 
     def count(self, outcome: Outcome, messages: Sequence[Message], dead_lettered: int) -> None:
-        """Note how messages were settled, and that so many of them were given up."""
+        """Count settled messages. ``dead_lettered`` of them were dead-lettered."""
         rest = len(messages) - dead_lettered
         self.tally = Tally(
             self.tally.handled + (0 if outcome.is_failure else rest),
@@ -144,53 +145,53 @@ class Lane:
                 del published[minute]
 
     def count_set_aside(self, dead_lettered: int) -> None:
-        """Note that a claim gave up messages."""
+        """Count messages that a claim dead-lettered."""
         self.tally = self.tally._replace(dead_lettered=self.tally.dead_lettered + dead_lettered)
 
     @property
     def counted(self) -> Tally:
-        """What became of messages until now. Copying a dict is one step, whatever another thread does to it."""
+        """The counts until now. Copying a dict is atomic, so other threads may write to it."""
         return self.tally._replace(published=dict(self.published))
 
     @property
     def size(self) -> int:
-        """How many characters of JSON are held."""
+        """How many characters of JSON the held messages have."""
         return sum(held.message.size for held in list(self.held.values()))
 
     @property
     def is_low(self) -> bool:
-        """Few are waiting: a claim now keeps the workers busy, and is not for one message only."""
+        """Whether few messages are waiting, so that a claim keeps the workers busy and is not for one message only."""
         return self.waiting.qsize() <= self.prefetch // 2
 
     def is_ripe(self, now: float) -> bool:
-        """Finished messages have waited for others long enough."""
+        """Return whether finished messages have waited long enough for others."""
         return bool(self.finished) and (
             len(self.finished) >= SETTLE_BATCH or self.waiting.empty() or now - self.finished_since >= SETTLE_DELAY
         )
 
     def has_outlived(self, held: Held, now: float) -> bool:
         """
-        Tell whether a handler has been running for longer than a lease.
+        Return whether the message's handler has been running for longer than a lease.
 
-        It is unlikely to kill its worker then, and others need not wait for its end: it may run for hours.
+        Such a handler may run for hours and is unlikely to kill its worker, so other messages do not wait for its end.
         """
         return held.started is not None and now - held.started >= self.lease
 
     def is_stuck(self, now: float) -> bool:
-        """Tell whether all workers run very long: what is claimed now would wait behind them."""
+        """Return whether all workers run long-running handlers, so that a claimed message would have to wait."""
         return sum(self.has_outlived(held, now) for held in list(self.held.values())) >= self.concurrency
 
     def may_start(self, held: Held) -> bool:
-        """Tell whether lease and ownership may be trusted: a process that was stopped and goes on finds them old."""
+        """Return whether the lease and the ownership are recent. They are not after the process was suspended."""
         now = time.monotonic()
         return not held.lost and now - held.confirmed <= self.lease / 2 and now < self.owned_until
 
 
 def take(lane: Lane, *, block: bool = True, waiting: SimpleQueue[Held | None] | None = None) -> list[Held]:
     """
-    Take what a worker handles next: one message, or a batch of those that wait. Empty: the worker ends.
+    Return what a worker handles next: one message, or a batch of waiting messages. Empty: the worker ends.
 
-    ``waiting``: what waits for this kind of worker (None: for threads).
+    ``waiting``: the messages that wait for this kind of worker (None: those that wait for threads).
     """
     waiting = lane.waiting if waiting is None else waiting
     batch: list[Held] = []
@@ -203,7 +204,7 @@ def take(lane: Lane, *, block: bool = True, waiting: SimpleQueue[Held | None] | 
             break
         if held is None:
             if batch:
-                # For this worker, when it comes back.
+                # Ends this worker after the batch.
                 lane.put(None)
             break
         batch.append(held)
@@ -211,7 +212,7 @@ def take(lane: Lane, *, block: bool = True, waiting: SimpleQueue[Held | None] | 
 
 
 def start(lane: Lane, batch: list[Held]) -> list[Held]:
-    """Return those of a batch that may start, marked as started."""
+    """Return the messages of a batch that may start, and mark them as started."""
     started = [held for held in batch if lane.may_start(held)]
     now = time.monotonic()
     for held in started:

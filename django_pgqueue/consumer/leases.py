@@ -1,4 +1,4 @@
-"""Who is entitled to an extension of its lease, and what becomes of those that get none."""
+"""Extend the leases of held messages, and mark those that are lost."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from django_pgqueue.services import settling
 
 logger = logging.getLogger("django_pgqueue")
 
-# Seconds for which an extension tries rows that somebody else has locked; the next one is soon.
+# In seconds: how long an extension tries rows that another session has locked. The next extension follows soon.
 EXTEND_TIMEOUT = 0.2
-# An extension is due after a third of a lease; past this share of it something holds it up.
+# Extensions are sent after a third of a lease. One that is sent after this share of the lease is late.
 LATE = 0.75
 
 
 class Leases:
-    """Extends the leases of what lanes hold: what waits, and what runs within its handler's timeout."""
+    """Extends the leases of messages that wait, or whose handler has run for less than its timeout."""
 
     def __init__(self, using: str, lanes: Sequence[Lane]) -> None:
         self.using = using
@@ -30,7 +30,7 @@ class Leases:
         return min(lane.lease for lane in self.lanes) / 3
 
     def extend(self) -> None:
-        """Extend all that are entitled to it, once."""
+        """Extend these leases once."""
         for lane in self.lanes:
             self._extend(lane)
 
@@ -43,7 +43,7 @@ class Leases:
         ]
         if not held:
             return
-        # A claim beside this locks what it looks at, for a moment.
+        # A concurrent claim briefly locks the rows that it examines.
         timeout = min(EXTEND_TIMEOUT, lane.lease / 10)
         extension = settling.extend([one.message for one in held], lane.lease, self.using, timeout=timeout)
         late = [
@@ -52,11 +52,11 @@ class Leases:
             if one.message.id in extension.extended and now - one.confirmed > lane.lease * LATE
         ]
         if late:
-            # In time, but a little more and others would have taken them.
+            # They were extended in time, but another consumer almost took them.
             logger.warning("leases extended late queue=%s ids=%s", lane.queue.name, late[:10])
         for one in held:
             if one.message.id in extension.extended:
                 one.confirmed = now
             elif one.message.id in extension.lost and one.message.id in lane.held:
-                # Settled meanwhile, or lost: either way a waiting one must not start.
+                # Settled meanwhile, or lost. In both cases a waiting message must not start.
                 one.lost = True

@@ -1,7 +1,7 @@
 """
-What became of messages that a handler was called with.
+Determine the outcomes of messages from what their handler returned or raised.
 
-Whatever a handler raises is an outcome. The functions return a ``Settlement`` for each message, in order.
+Every exception of a handler is an outcome. The functions return a ``Settlement`` for each message, in order.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from django_pgqueue.validation import check_seconds
 
 logger = logging.getLogger("django_pgqueue")
 
-# Seconds after which a message comes back whose back-off could not be computed.
+# In seconds: the delay of a retry whose back-off could not be computed.
 FALLBACK_DELAY = 60.0
 
 
 def failure(lane: Lane, message: Message, error: BaseException) -> Settlement:
-    """Return what becomes of a message whose handler raised, and tell of it."""
+    """Return the settlement of a message whose handler raised, and report the failure."""
     instrumentation.failed(message.id, error)
     if isinstance(error, Reject):
         return Settlement(Outcome.REJECT, reason_of(error) or "rejected")
@@ -39,7 +39,7 @@ def failure(lane: Lane, message: Message, error: BaseException) -> Settlement:
         else:
             delay = lane.queue.retry_delay(message)
     except Exception as wrong:
-        # The message must come back all the same.
+        # The message must be retried in any case.
         logger.error("no usable delay queue=%s id=%s error=%s", lane.queue.name, message.id, describe(wrong))
         delay = FALLBACK_DELAY
     signals.message_failed.send_robust(
@@ -50,20 +50,20 @@ def failure(lane: Lane, message: Message, error: BaseException) -> Settlement:
 
 
 def failures(lane: Lane, messages: Sequence[Message], error: BaseException) -> list[Settlement]:
-    """Return what becomes of messages whose handler raised for all of them."""
+    """Return the settlements of messages whose handler raised for all of them."""
     return [failure(lane, message, error) for message in messages]
 
 
 def settlements(
     lane: Lane, messages: Sequence[Message], errors: Mapping[int, BaseException], done: Settlement
 ) -> list[Settlement]:
-    """Return what becomes of messages: ``done``, but for those that there is an error for."""
+    """Return the settlements of messages: ``done``, or a failure for those with an error."""
     return [failure(lane, message, errors[message.id]) if message.id in errors else done for message in messages]
 
 
 def log_after_early_ack(lane: Lane, errors: Mapping[int, BaseException]) -> None:
-    """Log what a handler raised whose messages are gone."""
-    # By identity: an exception may define what equals it.
+    """Log the errors of a handler whose messages were acked already."""
+    # By identity, because an exception may define equality.
     ids_of: dict[int, tuple[BaseException, list[int]]] = {}
     for message_id, error in errors.items():
         instrumentation.failed(message_id, error)
@@ -76,7 +76,7 @@ def log_after_early_ack(lane: Lane, errors: Mapping[int, BaseException]) -> None
 
 
 def attempted(lane: Lane, message: Message, attempt: Attempt | None) -> Settlement:
-    """Return how an attempt is to settle its message."""
+    """Return the settlement of a message whose attempt will settle it."""
     if attempt is None:
         return LOST
     settlement = ACK if attempt.error is None else failure(lane, message, attempt.error)
@@ -84,7 +84,7 @@ def attempted(lane: Lane, message: Message, attempt: Attempt | None) -> Settleme
 
 
 def settle_attempts(lane: Lane, started: Sequence[Held], settlements: Sequence[Settlement]) -> list[Settlement]:
-    """Let attempts settle their messages. Returns what is left to do."""
+    """Let attempts settle their messages. Returns the settlements that remain."""
     return [
         settlement
         if settlement.attempt is None
@@ -100,11 +100,11 @@ def _settle_attempt(lane: Lane, message: Message, attempt: Attempt, settlement: 
         return failure(lane, message, error)
 
 
-# --- What a handler leaves ---
+# --- After a handler ---
 
 
 def left_open(lane: Lane, started: Sequence[Held], settlements: Sequence[Settlement]) -> list[Settlement]:
-    """Make failures of a handler that returned inside a transaction: its changes were rolled back."""
+    """Turn successes into failures, after a handler left a transaction open and its changes were rolled back."""
     error = RuntimeError("the handler left a transaction open; its changes were rolled back")
     if lane.handler.ack == "early":
         logger.error("handler left a transaction open queue=%s", lane.queue.name)
@@ -123,9 +123,9 @@ def _failed_open(lane: Lane, message: Message, settlement: Settlement, error: Ba
 
 def finish(lane: Lane, batch: Sequence[Held], started: Sequence[Held], settlements: Sequence[Settlement]) -> bool:
     """
-    Put a batch into what the lane has finished: what did not start is released.
+    Pass a batch to the lane to be settled. Messages that did not start are released.
 
-    Returns whether the claiming thread is to settle soon.
+    Returns whether to wake the claiming thread.
     """
     by_held = {id(held): settlement for held, settlement in zip(started, settlements, strict=True)}
     wakes = [lane.finish(held, by_held.get(id(held), RELEASE)) for held in batch]
@@ -138,7 +138,7 @@ def finish(lane: Lane, batch: Sequence[Held], started: Sequence[Held], settlemen
 def watched(
     lane: Lane, started: Sequence[Held]
 ) -> AbstractContextManager[instrumentation.Handling | instrumentation.Unwatched]:
-    """Let the instrument be around what handles these messages."""
+    """Return the instrument's context manager for handling these messages."""
 
     def target() -> instrumentation.Target:
         declaration = lane.handler.declaration
@@ -155,7 +155,7 @@ def watched(
 
 
 def load(lane: Lane, messages: Sequence[Message]) -> tuple[list[Message], dict[int, Settlement]]:
-    """Return the messages as the queue's schema makes them, and what becomes of those that do not fit it."""
+    """Return the messages as loaded by the queue's schema, and the settlements of those that do not match it."""
     assert lane.handler.load is not None
     fitting, refused = [], {}
     for message in messages:
@@ -170,7 +170,7 @@ def load(lane: Lane, messages: Sequence[Message]) -> tuple[list[Message], dict[i
 def join(
     messages: Sequence[Message], refused: Mapping[int, Settlement], handled: Sequence[Settlement]
 ) -> list[Settlement]:
-    """Return the settlement of each message: of those that were handled, in order, and of the others."""
+    """Return the settlements of all messages in order, merged from ``refused`` and ``handled``."""
     rest = iter(handled)
     return [refused[message.id] if message.id in refused else next(rest) for message in messages]
 
@@ -180,9 +180,9 @@ def join(
 
 def call(handler: Handler, messages: list[Message]) -> dict[int, BaseException]:
     """
-    Call a sync handler, and return the errors of single messages that it names.
+    Call a sync handler, and return the errors that it returned for single messages.
 
-    One that hands out a coroutine or generator has not done its work: no ack for it.
+    Raises ``TypeError`` if the handler returns a coroutine or generator, because its work is not done.
     """
     result = handler.function(messages if handler.batch else messages[0])
     if result is None:
@@ -191,32 +191,37 @@ def call(handler: Handler, messages: list[Message]) -> dict[int, BaseException]:
         if not inspect.isasyncgen(result):
             result.close()
         raise TypeError(
-            f"{handler.function!r} returned a {type(result).__name__}; a handler is a function, or async def itself"
+            f"{handler.function!r} returned a {type(result).__name__}; define the handler with async def itself,"
+            " or return a result"
         )
     return errors_in(handler, messages, result)
 
 
 def errors_in(handler: Handler, messages: Sequence[Message], result: object) -> dict[int, BaseException]:
-    """Return what a batch handler returned: a mapping of message id to exception, or anything for "all done"."""
+    """
+    Return the errors in the result of a batch handler.
+
+    A mapping has message ids as keys and exceptions as values. Any other result means that all succeeded.
+    """
     if not handler.batch or not isinstance(result, Mapping):
         return {}
     ids = {message.id for message in messages}
     for message_id, error in result.items():
         if message_id not in ids or not isinstance(error, BaseException):
             raise TypeError(
-                f"{handler.function!r} returned a mapping that is not one of its messages' ids to exceptions:"
+                f"{handler.function!r} returned a mapping that does not map its messages' ids to exceptions:"
                 f" {type(message_id).__name__} to {type(error).__name__}"
             )
     return dict(result)
 
 
 def reason_of(word: Nack | Reject) -> str:
-    """Return the reason that a handler gave, as text: people pass the exception itself."""
+    """Return the reason that a handler gave, as text. It may be an exception."""
     return word.reason if isinstance(word.reason, str) else text_of(word.reason)
 
 
 def text_of(error: object) -> str:
-    """Return an object's class and text, mostly an exception's, also when its text cannot be had."""
+    """Return the class and the text of an object, usually an exception, even if ``str()`` fails."""
     try:
         text = str(error)
     except Exception:

@@ -1,4 +1,4 @@
-"""From what became of messages to statements: finished ones are settled in batches."""
+"""Settle finished messages in batches, with one statement for each outcome."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Ended = tuple[Held, Settlement]
 
 
 class Settler:
-    """Settles what the lanes' workers have finished. For the claiming thread, on its connection."""
+    """Settles the messages that the lanes' workers have finished, in the claiming thread and on its connection."""
 
     def __init__(self, using: str) -> None:
         self.using = using
-        #: How many messages were settled, but for those that were given back without a start.
+        #: How many messages were settled, without those that were given back before they were started.
         self.handled = 0
 
     def settle(self, lane: Lane) -> bool:
         """
-        Settle what is finished, and return whether there was anything.
+        Settle the finished messages, and return whether there were any.
 
-        A fault of the database leaves what is not settled for the next time: settling is fenced.
+        After a database error, the messages stay for the next call. This is safe, because settling is fenced.
         """
-        # As many as there are now: workers may append meanwhile.
+        # A copy, because workers may append meanwhile.
         batch = [lane.finished[index] for index in range(len(lane.finished))]
         by_outcome: dict[Outcome, list[Ended]] = {}
         for held, settlement in batch:
-            # Another object under this id: its lease lapsed here, and it was claimed again.
+            # Another object has this id if the lease expired and this process claimed the message again.
             if lane.held.get(held.message.id) is held:
                 by_outcome.setdefault(settlement.outcome, []).append((held, settlement))
         for outcome, ended in by_outcome.items():
@@ -51,7 +51,7 @@ class Settler:
         except DATABASE_FAULTS as error:
             if not is_of_a_row(error):
                 raise
-            # One of these rows is refused, by a trigger say. It holds up no other, and nobody for ever.
+            # The database refuses one of these rows, for example by a trigger. The others are settled one by one.
             if len(ended) > 1:
                 for one in ended:
                     self._settle(outcome, lane, [one])
@@ -72,9 +72,9 @@ class Settler:
     def _run(
         self, outcome: Outcome, lane: Lane, messages: list[Message], settlements: list[Settlement]
     ) -> tuple[set[int], int]:
-        """Run the statement. Returns the ids whose lease was lost, and how many of the others were given up."""
+        """Run the statement. Returns the ids whose lease was lost, and how many of the others were dead-lettered."""
         if outcome.is_retry:
-            # Leased until now, they were not seen by the look that planned the next one.
+            # The messages were leased when the next claim was planned, so it does not account for them.
             lane.look_within(min(settlement.delay for settlement in settlements))
         reasons = [settlement.reason for settlement in settlements]
         match outcome:
@@ -89,7 +89,7 @@ class Settler:
                 return lost, len(messages) - len(lost)
             case Outcome.RELEASE:
                 lost = settling.release(messages, self.using)
-                # Others may be idle, and this process may be about to end.
+                # Other consumers may be idle, and this process may be about to stop.
                 notifying.notify(lane.queue.name, self.using)
                 return lost, 0
             case Outcome.LOST:
@@ -100,7 +100,7 @@ class Settler:
 
 
 def is_of_a_row(error: BaseException) -> bool:
-    """Tell an error that a row's content makes, so that it comes again each time, and only for this row."""
+    """Return whether the content of a row caused the error, which then occurs each time, for this row only."""
     sqlstate = getattr(error.__cause__, "sqlstate", None)
     # By class of SQLSTATE: 22 data, 23 integrity, 27 to 44 triggers, functions and views, 54 limits, P0 raised
     # by a function, XX corruption.

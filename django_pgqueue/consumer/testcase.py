@@ -1,8 +1,8 @@
 """
-What a handler finds inside a ``TestCase``, where it runs in the test's transaction: statements that stand alone.
+Run handlers in the transaction of a ``TestCase`` as if they were in autocommit.
 
-On a worker's connection, in autocommit, a statement that fails harms no other, and what was written before it
-stays. Inside a transaction the first failure would end it all, the test's own data included.
+On a worker's connection, which is in autocommit, a failed statement does not affect earlier or later ones. Inside a
+transaction, the first failure would abort everything, including the test's own data.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from psycopg.pq import TransactionStatus
 
 from django_pgqueue.consumer.handler import Handler
 
-# Django's own statements for a handler's atomic(): a savepoint around them would take theirs along.
+# Django's own statements for a handler's atomic(). A savepoint around them would end with theirs.
 SAVEPOINTS = re.compile(r"\s*(?:SAVEPOINT|RELEASE|ROLLBACK)\b", re.IGNORECASE)
 
 
 def as_in_worker(handler: Handler) -> Handler:
-    """Return the handler so that its statements, outside of its own ``atomic()``, stand alone as in autocommit."""
-    # What fails inside ack="atomic" ends that transaction in a worker, too.
+    """Return the handler with each statement outside of its own ``atomic()`` isolated, as in autocommit."""
+    # With ack="atomic", a failed statement aborts the transaction in a worker, too.
     besides = handler.queue.using if handler.ack == "atomic" else None
     block = functools.partial(standing_alone, besides)
     wrap = _wrapped_async if handler.is_async else _wrapped
@@ -50,7 +50,7 @@ def _wrapped_async(
     @functools.wraps(function, updated=())
     async def handle(argument: Any) -> Any:
         entered = block()
-        # The test's connections are those of the thread for synchronous code.
+        # The test's connections belong to the thread for synchronous code.
         await sync_to_async(entered.__enter__)()
         try:
             return await function(argument)
@@ -62,7 +62,7 @@ def _wrapped_async(
 
 @contextmanager
 def standing_alone(besides: str | None = None) -> Iterator[None]:
-    """Let each statement on this thread's open transactions stand alone, but for the alias ``besides``."""
+    """Isolate each statement in this thread's open transactions, except on the alias ``besides``."""
     with ExitStack() as stack:
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block and connection.alias != besides:
@@ -80,9 +80,9 @@ def _in_autocommit(connection: BaseDatabaseWrapper) -> Iterator[None]:
         is_own = isinstance(statement, str) and SAVEPOINTS.match(statement)
         if is_own or len(connection.savepoint_ids) > depth:
             return execute(statement, params, many, context)
-        # Django sets it where a save fails; that was undone, and nothing else is to be.
+        # Django sets this when save() fails. The failed statement was rolled back, and nothing else should be.
         connection.needs_rollback = False
-        # psycopg's own, for nobody counts or logs it.
+        # psycopg's own savepoint, because Django does not count or log it.
         with raw.transaction():
             return execute(statement, params, many, context)
 
@@ -92,7 +92,7 @@ def _in_autocommit(connection: BaseDatabaseWrapper) -> Iterator[None]:
             yield
     finally:
         if raw.info.transaction_status == TransactionStatus.INERROR:
-            # By a way round Django's cursors: all that the handler did outside of it has to go.
+            # A statement without Django's cursors failed, so everything that the handler did must be rolled back.
             raw.execute("ROLLBACK TO SAVEPOINT pgqueue_handler")
         raw.execute("RELEASE SAVEPOINT pgqueue_handler")
         connection.needs_rollback = needs_rollback

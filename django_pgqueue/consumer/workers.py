@@ -1,7 +1,7 @@
 """
-Call handlers: take what a lane holds, call the handler, tell how it ended.
+Call sync handlers: take a lane's messages, call the handler, and pass on the outcomes.
 
-What a handler raises is an outcome, whatever it is.
+Every exception of a handler is an outcome.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ThreadWorkers:
     """
     The worker threads of one consumer process. ``wake`` is called when finished messages should be settled.
 
-    ``outages`` is raised by the consumer with each outage of the database: connections may be dead.
+    The consumer increments ``outages`` with each outage of the database, after which connections may be broken.
     """
 
     def __init__(self, using: str, wake: Callable[[], object]) -> None:
@@ -47,11 +47,11 @@ class ThreadWorkers:
         self.outages = 0
 
     def work_inline(self, lane: Lane) -> None:
-        """Handle what waits for threads, in the calling one."""
+        """Handle the messages that wait for threads, in the calling thread."""
         work_inline(lane, lane.waiting, self._handle_of(lane), self.wake)
 
     def work(self, lane: Lane) -> None:
-        """One worker thread of a lane with a sync handler."""
+        """Run one worker thread of a lane with a sync handler."""
         handle = self._handle_of(lane)
         guard = ConnectionGuard()
         guard.watch()
@@ -60,7 +60,7 @@ class ThreadWorkers:
             started = start(lane, batch)
             ended = self._handle_guarded(lane, started, handle, guard) if started else []
             if lane.handler.ack == OWN_ACK:
-                # On connections that are as at the start.
+                # On clean connections.
                 ended = settle_attempts(lane, started, ended)
                 guard.after()
             if finish(lane, batch, started, ended):
@@ -116,7 +116,7 @@ class ThreadWorkers:
     def _handle_atomic(self, lane: Lane, messages: list[Message]) -> list[Settlement]:
         lost: set[int] = set()
         try:
-            # In a stricter one the ack would fail whenever the lease was extended after it began.
+            # In a stricter transaction, the ack would fail if the lease was extended after the transaction began.
             is_read_committed = session.is_read_committed(self.using)
             with transaction.atomic(using=self.using):
                 if not is_read_committed:
@@ -124,15 +124,15 @@ class ThreadWorkers:
                 errors = call(lane.handler, messages)
                 done = [message for message in messages if message.id not in errors]
                 if done:
-                    # The last statement: until here nobody else waits for the messages' rows.
+                    # The last statement, so that nobody has to wait for the messages' rows until now.
                     lost = settling.ack(done, self.using)
                 if lost:
                     transaction.set_rollback(True, using=self.using)
         except BaseException as error:
             return failures(lane, messages, error)
         if lost:
-            # All was rolled back; those that are still held can be handled again at once.
-            again = Settlement(Outcome.NACK, "rolled back: the lease of another message of its batch was lost")
+            # Everything was rolled back. The messages that are still held can be handled again immediately.
+            again = Settlement(Outcome.NACK, "rolled back: the lease of another message in the batch was lost")
             return [LOST if message.id in lost else again for message in messages]
         return settlements(lane, messages, errors, SETTLED)
 
@@ -145,9 +145,9 @@ class ThreadWorkers:
 
 def work_inline(lane: Lane, waiting: SimpleQueue[Held | None], handle: Handle, wake: Callable[[], object]) -> None:
     """
-    Handle what waits in the calling thread, on its connections.
+    Handle waiting messages in the calling thread, on its connections.
 
-    For a TestCase: the rows of its open transaction are seen on no other connection.
+    For a TestCase, because other connections cannot see the rows of its open transaction.
     """
     while not waiting.empty():
         batch = take(lane, block=False, waiting=waiting)

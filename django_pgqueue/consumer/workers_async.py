@@ -36,7 +36,7 @@ class LoopWorkers:
     """
     The tasks of one event loop. ``wake`` is called when finished messages should be settled.
 
-    ``outages`` is raised by the consumer with each outage of the database: connections may be dead.
+    The consumer increments ``outages`` with each outage of the database, after which connections may be broken.
     """
 
     def __init__(self, using: str, wake: Callable[[], object]) -> None:
@@ -45,11 +45,11 @@ class LoopWorkers:
         self.outages = 0
 
     def run(self, lanes: Sequence[Lane]) -> None:
-        """Run the event loop in this thread until each lane's workers were told to end."""
+        """Run the event loop in this thread until the workers of all lanes have ended."""
         asyncio.run(self._work(lanes))
 
     def work_inline(self, lane: Lane) -> None:
-        """Handle what waits for the loop, in the calling thread."""
+        """Handle the messages that wait for the event loop, in the calling thread."""
         work_inline(lane, lane.loop_waiting, async_to_sync(self._handle_of(lane)), self.wake)
 
     async def _work(self, lanes: Sequence[Lane]) -> None:
@@ -74,7 +74,7 @@ class LoopWorkers:
 
     async def _take(self, lane: Lane) -> list[Held]:
         while True:
-            # Cleared before looking, so that what comes after the look is not slept through.
+            # Cleared before the check, so that a message which arrives after it is not missed.
             lane.arrived.clear()
             try:
                 return take(lane, block=False, waiting=lane.loop_waiting)
@@ -84,7 +84,7 @@ class LoopWorkers:
     async def _handle_guarded(self, lane: Lane, started: list[Held], guard: ConnectionGuard) -> list[Settlement]:
         with watched(lane, started) as handling:
             ended = await self._handle_of(lane)(lane, [held.message for held in started])
-            # To another thread and back takes longer than a short handler.
+            # Only if necessary, because switching to another thread and back takes longer than a short handler.
             if guard.has_open and await sync_to_async(guard.after)():
                 ended = left_open(lane, started, ended)
             handling.ended(ended)

@@ -6,15 +6,15 @@ from django.db import migrations, models
 
 import django_pgqueue.constraints
 
-# A message whose queue row is deleted keeps knowing where it belonged. Stamping and cutting loose in
-# one update costs half of leaving the latter to the foreign key, which stays as the backstop. The
-# deleter holds the queue's row by then, so it has waited for every publisher with an open
-# transaction, and this statement's snapshot sees what they committed. It takes the messages in id
-# order, as whoever settles several of them does, so that the two cannot deadlock; "+ 0" because the
-# primary key has that order too, and would be walked where the planner believes the table to be empty.
+# A message whose queue row is deleted stores the queue's name in orphaned_from. One update of both columns costs half
+# as much as leaving queue_id to the foreign key's SET NULL, which remains as a safeguard. The deleting session already
+# holds the queue's row, so it has waited for every publisher with an open transaction, and the snapshot of this
+# statement includes their messages. The messages are locked in id order, like every statement that settles several of
+# them, so that the two cannot deadlock. "+ 0" keeps the planner from walking the primary key, which has this order too,
+# when its statistics say that the table is empty.
 #
-# SECURITY DEFINER: whoever may delete queues needs no right on the messages. The path is fixed, and
-# the table is named by the schema of the queue table, whatever the deleter's path is.
+# SECURITY DEFINER: a role that may delete queues needs no privileges on messages. The search path is fixed, and the
+# table is qualified with the schema of the queue table, whatever the caller's search path is.
 ORPHAN_TRIGGER = """
 CREATE FUNCTION django_pgqueue_orphan_messages() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -42,13 +42,12 @@ DROP TRIGGER django_pgqueue_orphan_messages ON django_pgqueue_messagequeue;
 DROP FUNCTION django_pgqueue_orphan_messages();
 """
 
-# Every publish locks the queue's row, concurrent ones with a MultiXact, so the queue table (a few
-# rows) is vacuumed and frozen early and often: it is never what holds back the space for MultiXacts
-# (others may: docs/benchmarks.md, T15). Messages come and go: their table is vacuumed after
-# thousands of dead rows and not after a fifth of it, and faster than the server's default, since
-# claims walk over what is dead. A claim writes a second version of each row,
-# mostly of all rows of a page at once: with half of each page free they stay on the page, the
-# indexes are left alone, and the table grows no larger than it would otherwise.
+# Every publish locks the queue's row, and concurrent publishes use a MultiXact. The queue table has few rows and is
+# vacuumed and frozen early and often, so that it never holds back the space for MultiXacts (other tables may:
+# docs/benchmarks.md, T15). The message table is vacuumed after thousands of dead rows instead of a fifth of the table,
+# and faster than the server's default, because claims walk over dead rows. A claim writes a second version of each row,
+# usually of all rows of a page at once. With half of each page free, the new versions stay on the page, the indexes are
+# not changed, and the table does not grow larger than it would otherwise.
 STORAGE = """
 ALTER TABLE django_pgqueue_messagequeue SET (
     fillfactor = 50,
@@ -105,7 +104,7 @@ class Migration(migrations.Migration):
                     models.BooleanField(
                         db_default=False,
                         default=False,
-                        help_text="Reaped when it is idle and holds no message.",
+                        help_text="Whether the queue is reaped when it is idle and empty.",
                     ),
                 ),
                 ("exclusive", models.BooleanField(db_default=False, default=False)),
@@ -123,7 +122,7 @@ class Migration(migrations.Migration):
                     "last_active",
                     models.DateTimeField(
                         db_default=django.db.models.functions.datetime.Now(),
-                        help_text="Last declared, published to or consumed.",
+                        help_text="When the queue was last declared, published to or consumed.",
                     ),
                 ),
                 (
@@ -166,9 +165,11 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "read_after",
-                    models.DateTimeField(help_text="Due time. Null: published without a delay.", null=True),
+                    models.DateTimeField(
+                        help_text="When it becomes due. Empty if it was published without a delay.", null=True
+                    ),
                 ),
-                ("expires_at", models.DateTimeField(help_text="Null: never.", null=True)),
+                ("expires_at", models.DateTimeField(help_text="When it expires. Empty: never.", null=True)),
                 ("delivery_count", models.IntegerField(db_default=0, default=0)),
                 ("lease_expires_at", models.DateTimeField(null=True)),
                 ("lease_token", models.UUIDField(null=True)),

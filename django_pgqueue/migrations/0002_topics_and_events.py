@@ -3,7 +3,7 @@
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
-# Every publish to a topic locks the rows of its bindings, as every publish to a queue locks the queue's.
+# Every publish to a topic locks the rows of its bindings, like every publish to a queue locks the queue's row.
 STORAGE = """
 ALTER TABLE django_pgqueue_topicbinding SET (
     fillfactor = 50,
@@ -45,7 +45,9 @@ class Migration(migrations.Migration):
                 ("queue", models.TextField()),
                 (
                     "ttl",
-                    models.FloatField(blank=True, help_text="Seconds. Null: the default. Infinity: never.", null=True),
+                    models.FloatField(
+                        blank=True, help_text="In seconds. Empty: the default. Infinity: never.", null=True
+                    ),
                 ),
                 ("created_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
@@ -58,7 +60,7 @@ class Migration(migrations.Migration):
             name="TopicBody",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
-                ("content", models.TextField(help_text="What the notification would have carried.")),
+                ("content", models.TextField(help_text="The content of the notification.")),
                 ("expires_at", models.DateTimeField()),
             ],
             options={
@@ -69,7 +71,7 @@ class Migration(migrations.Migration):
             model_name="messagequeueitem",
             name="dead_letter_path",
             field=models.JSONField(
-                help_text="The queues that gave it up, in this order. None is visited twice.", null=True
+                help_text="The queues that dead-lettered it, in order. No queue is visited twice.", null=True
             ),
         ),
         migrations.AlterField(

@@ -13,11 +13,11 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.IntegerField(default=1, primary_key=True, serialize=False)),
                 ("finished_at", models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ("seconds", models.FloatField(help_text="How long it took.")),
+                ("seconds", models.FloatField(help_text="The duration of the run.")),
                 (
                     "report",
                     models.JSONField(
-                        help_text="What it did, as reap_queues --format json tells it, and how many queues."
+                        help_text="What the run did, as in reap_queues --format json, with the number of queues."
                     ),
                 ),
             ],

@@ -14,7 +14,7 @@ class Migration(migrations.Migration):
                 ("queue", models.TextField()),
                 ("task", models.TextField(help_text="The dotted path of its function.")),
                 ("backend", models.TextField(help_text="The alias in TASKS.")),
-                ("key", models.TextField(help_text="The second half of the result's id, which nobody guesses.")),
+                ("key", models.TextField(help_text="The random second half of the result's id.")),
                 (
                     "status",
                     models.TextField(
@@ -46,11 +46,11 @@ class Migration(migrations.Migration):
                 (
                     "arguments",
                     models.JSONField(
-                        help_text="As in the message, once an attempt has ended: args, kwargs.", null=True
+                        help_text="The args and kwargs of the message, once an attempt has ended.", null=True
                     ),
                 ),
                 ("return_value", models.JSONField(null=True)),
-                ("lease_token", models.UUIDField(help_text="Of the last attempt.")),
+                ("lease_token", models.UUIDField(help_text="The token of the last attempt's lease.")),
             ],
             options={
                 "db_table": "django_pgqueue_taskrun",

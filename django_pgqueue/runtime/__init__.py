@@ -1,1 +1,1 @@
-"""What every loop stands on: connections of its own, patience when the database is away, the listener."""
+"""What every loop needs: its own connections, retries while the database is unavailable, and the listener."""

@@ -1,4 +1,4 @@
-"""Connections of the library's own: dedicated, outside any pool, and what a fork leaves of them."""
+"""The library's own connections, which come from no pool, and the handling of connections after a fork."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
-# How often a loop runs a statement before it is prepared: psycopg's own default.
+# How often a statement runs before it is prepared: psycopg's own default.
 PREPARE_THRESHOLD = 5
 
 
-# A peer that is gone without a word reports no error by itself; these let the kernel give it up. What
-# OPTIONS says wins.
+# A peer that disappears without closing the connection causes no error. With these options, the kernel detects it.
+# The project's OPTIONS take precedence.
 CONNECT_OPTIONS = {
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -37,11 +37,12 @@ def dedicated_connection(alias: str, purpose: str) -> BaseDatabaseWrapper:
     """
     Return a new, unopened connection to ``alias`` that comes from no pool.
 
-    A pooled one would keep LISTENing after it was given back, or be missing when a small pool is
-    used up by handlers. It is in autocommit. Test database names, engine subclasses and OPTIONS are honoured.
+    A pooled connection would keep listening after it was returned to the pool, and might not be available while
+    handlers use all of a small pool. The connection is in autocommit. Test database names, engine subclasses and
+    OPTIONS are honoured.
     """
     connection = connections[alias].copy()
-    # A project that commits by hand does not do so here: each statement would begin a transaction.
+    # Also for a project that commits by hand: without autocommit, each statement would begin a transaction.
     connection.settings_dict["AUTOCOMMIT"] = True
     options = connection.settings_dict["OPTIONS"] = {**CONNECT_OPTIONS, **connection.settings_dict.get("OPTIONS", {})}
     options.pop("pool", None)
@@ -51,14 +52,14 @@ def dedicated_connection(alias: str, purpose: str) -> BaseDatabaseWrapper:
 
 @contextmanager
 def own_connection(alias: str, purpose: str) -> Iterator[None]:
-    """Let ``connections[alias]`` of this thread be a dedicated connection, and close it at the end."""
+    """Replace this thread's ``connections[alias]`` with a dedicated connection, and close it at the end."""
     before = connections[alias]
     if before.in_atomic_block:
         # Inside a TestCase: another connection would not see its rows.
         yield
         return
     dedicated = dedicated_connection(alias, purpose)
-    # Values that are bound by the server: Django's other cursor never prepares a statement.
+    # Django prepares statements only with server-side binding.
     dedicated.settings_dict["OPTIONS"]["server_side_binding"] = True
     _own.add(dedicated)
     connections[alias] = dedicated
@@ -72,45 +73,47 @@ def own_connection(alias: str, purpose: str) -> Iterator[None]:
 @receiver(connection_created)
 def _prepare_statements(connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     """
-    Let a loop's few statements be planned once, not each time: planning a claim takes longer than running it.
+    Let a loop's few statements be planned once, because planning a claim takes longer than running it.
 
-    Not through a pooler, which may give each transaction another session of the server.
+    Nothing is prepared through a pooler, which may run each transaction in a different session of the server.
     """
     if connection not in _own or not is_direct(connection.connection):
         return
     connection.connection.prepare_threshold = PREPARE_THRESHOLD
     with connection.cursor() as cursor:
-        # The plans are kept: one made while the table is empty must not scan it when it is full.
-        # Nor is a plan that is made once and runs for a millisecond worth compiling.
+        # Plans are kept. A plan from when the table was empty must not scan the table when it is full, and a statement
+        # that runs for a millisecond is not worth compiling.
         cursor.execute("SET enable_seqscan = off")
         cursor.execute("SET jit = off")
-        # The statements are written so that one plan serves all: making a claim's anew each time took as long
-        # as a third of its work.
+        # The statements are written so that one plan fits all parameters. Planning each claim anew took as long as a
+        # third of its work.
         cursor.execute("SET plan_cache_mode = force_generic_plan")
-        # Between two beats or looks it is idle by trade: each time a loss, a return, and a late wake-up.
+        # The connection is idle between two heartbeats or claims. A timeout would close it each time, and delay the
+        # next wake-up.
         cursor.execute("SET idle_session_timeout = 0")
 
 
 def is_direct(raw: psycopg.Connection[Any]) -> bool:
     """
-    Tell whether a connection goes to the server itself.
+    Return whether a connection goes directly to the server.
 
-    Through a pooler the process id that the protocol told at the start is not that of the session.
+    Through a pooler, the process id from the start of the protocol is not that of the server's session.
     """
     row = raw.execute("SELECT pg_backend_pid()").fetchone()
     return row is not None and row[0] == raw.info.backend_pid
 
 
-# What a forked child got from its parent. Kept: when it is collected it complains of not being closed.
+# The connections that a forked child inherited. They are kept, because psycopg warns when a connection is
+# garbage-collected without being closed.
 _inherited: list[object] = []
 
 
 def _forget_inherited() -> None:
     """
-    Let a forked child make connections of its own.
+    Make a forked child open its own connections.
 
-    Two processes that speak on one connection get each other's answers, and closing it in the child would
-    close the parent's. Django does not notice a fork.
+    Two processes that share a connection receive each other's answers, and closing it in the child would close it for
+    the parent. Django does not detect a fork.
     """
     for connection in connections.all(initialized_only=True):
         _inherited.append(connection)

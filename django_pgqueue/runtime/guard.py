@@ -1,4 +1,4 @@
-"""What a handler does to its connections ends with its message."""
+"""Undo what a handler did to its connections, before the next message."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from psycopg.sql import Composable
 from django_pgqueue.runtime.loop import DATABASE_FAULTS
 from django_pgqueue.runtime.prepared import INDIFFERENT
 
-# Seconds after which a handler's idle connection is tested before it is used again.
+# In seconds. A handler's connection that was idle for longer is tested before it is used again.
 CONNECTION_IDLE = 1.0
 
-# Statements whose effect on the session outlives their transaction: settings, role, locks, temporary
-# tables; a DO or CALL may do any of that. What ends with the transaction is not among them.
+# Statements whose effect on the session outlives their transaction: settings, role, locks and temporary tables. A DO or
+# CALL may do any of these. Statements whose effect ends with the transaction are excluded.
 LEAVES_TRACES = re.compile(
     r"""(?:^|;)\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(?:
         set\s(?!\s*(?:local|transaction|constraints)\b) | reset\b | discard\b | listen\b | load\b | do\b | call\b
@@ -34,21 +34,21 @@ LEAVES_TRACES = re.compile(
 
 class ConnectionGuard:
     """
-    Give each message usable connections with the session as it is at the start, whatever the one before did.
+    Provide each message with usable connections in a clean session, whatever the previous handler did.
 
-    For the connections of one thread. That a session was changed is told by the statements that went
-    through Django: asking the server would cost every message a round trip.
+    Guards the connections of one thread. It detects changes to the session from the statements that pass through
+    Django, because asking the server would cost a round trip for each message.
     """
 
     def __init__(self) -> None:
         self._used = time.monotonic()
         self._outages = 0
         self._traced: set[str] = set()
-        # Asking Django for them costs more than a short handler.
+        # Getting them from Django takes longer than a short handler.
         self._connections: dict[str, BaseDatabaseWrapper] = {}
 
     def watch(self) -> None:
-        """Watch this thread's connections. Opens none."""
+        """Start to watch this thread's connections, without opening any."""
         for connection in connections.all():
             self._watch(connection)
 
@@ -58,7 +58,7 @@ class ConnectionGuard:
 
         def connect_afresh() -> None:
             connect()
-            # What receivers of connection_created did to the session, they do to each.
+            # Changes by receivers of connection_created are part of a clean session.
             self._traced.discard(connection.alias)
 
         connection.connect = connect_afresh  # type: ignore[method-assign]
@@ -71,16 +71,16 @@ class ConnectionGuard:
         return execute(statement, params, many, context)
 
     def is_needed(self, outages: int) -> bool:
-        """Connections may have died: the database was away, or they were idle for a while."""
+        """Return whether connections may be broken: there was an outage, or they were idle for a while."""
         return outages != self._outages or time.monotonic() - self._used > CONNECTION_IDLE
 
     @property
     def has_open(self) -> bool:
-        """Whether any connection is open: else no handler has done anything to one. May be asked in any thread."""
+        """Whether any connection is open. If not, no handler has changed one. May be read from any thread."""
         return any(connection.connection is not None for connection in self._connections.values())
 
     def before(self, outages: int) -> None:
-        """Drop connections that died."""
+        """Close broken connections."""
         is_needed = self.is_needed(outages)
         if is_needed:
             self._outages = outages
@@ -93,20 +93,20 @@ class ConnectionGuard:
 
     def after(self) -> bool:
         """
-        Drop connections that the handler broke, changed or left in a transaction; give those of a pool back.
+        Close connections that the handler broke, changed or left in a transaction. Return pooled ones to their pool.
 
-        Returns whether it left a transaction open.
+        Returns whether the handler left a transaction open.
         """
         self._used = time.monotonic()
         left_open = False
         for connection in list(self._connections.values()):
-            # With DEBUG on, Django would keep them all.
+            # With DEBUG=True, Django would keep every query.
             connection.queries_log.clear()
             if connection.connection is None:
                 continue
-            # Autocommit is off by the handler, or by the settings: then it is the handler who has to commit.
+            # The handler has changed autocommit. If the settings turn it off, the handler has to commit.
             is_switched = connection.autocommit != connection.settings_dict["AUTOCOMMIT"]
-            # What goes back to a pool is handed on as it is; others are looked at before they are used again.
+            # A pool passes a connection on unchecked. Other connections are checked before their next use.
             is_suspect = connection.errors_occurred or (is_pooled(connection) and has_unread(connection))
             if connection.in_atomic_block or is_switched or is_in_transaction(connection):
                 left_open = True
@@ -114,7 +114,7 @@ class ConnectionGuard:
             elif connection.alias in self._traced or (is_suspect and not is_usable(connection)):
                 self._drop(connection)
             elif is_pooled(connection):
-                # Kept, it would be missing to the other workers of a pool that is smaller than they are many.
+                # The pool may have fewer connections than there are workers.
                 connection.close()
             else:
                 connection.errors_occurred = False
@@ -124,10 +124,10 @@ class ConnectionGuard:
     def _drop(self, connection: BaseDatabaseWrapper) -> None:
         with contextlib.suppress(*DATABASE_FAULTS):
             if is_pooled(connection):
-                # First, or the pool would hand it on as it is.
+                # Closed first, or the pool would reuse it unchanged.
                 connection.connection.close()
             connection.close()
-        # A fresh wrapper too: the old one may believe that it is inside a transaction.
+        # A new wrapper as well, because the old one may believe that it is inside a transaction.
         del connections[connection.alias]
         self._watch(connections[connection.alias])
 
@@ -136,12 +136,12 @@ class ConnectionGuard:
         connections.close_all()
 
 
-# What publishes changes nothing in the session. So handlers publish as everybody does.
+# Publishing does not change the session, so a guard does not keep handlers from publishing with prepared statements.
 INDIFFERENT.add(ConnectionGuard._trace)
 
 
 def is_usable(connection: BaseDatabaseWrapper) -> bool:
-    """Tell whether a connection works, and leave it outside a transaction."""
+    """Return whether a connection works. Leaves it outside a transaction."""
     usable: bool = connection.is_usable()
     if usable and not connection.autocommit:
         connection.rollback()
@@ -149,20 +149,20 @@ def is_usable(connection: BaseDatabaseWrapper) -> bool:
 
 
 def has_unread(connection: BaseDatabaseWrapper) -> bool:
-    """Tell whether the server sent something that nobody asked for: mostly that it ended the session."""
+    """Return whether the server sent something unrequested, which is usually the end of the session."""
     if connection.vendor != "postgresql":
         return False
     raw = connection.connection
     if raw.closed:
         return True
-    # Not select(): that takes no file descriptor above 1023.
+    # Not select(), which does not support file descriptors above 1023.
     poll = select.poll()
     poll.register(raw.fileno(), select.POLLIN)
     return bool(poll.poll(0))
 
 
 def is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """Tell whether the session is in a transaction that Django knows nothing of: a BEGIN by hand."""
+    """Return whether the session is in a transaction that Django does not know of, from a BEGIN by hand."""
     if connection.vendor != "postgresql":
         return False
     status = connection.connection.info.transaction_status
@@ -170,10 +170,10 @@ def is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 def is_pooled(connection: BaseDatabaseWrapper) -> bool:
-    """Tell whether Django's connection comes from psycopg's pool."""
+    """Return whether Django's connection comes from psycopg's pool."""
     return bool(connection.settings_dict.get("OPTIONS", {}).get("pool"))
 
 
 def as_text(statement: Any) -> str:
-    """Return the text of a statement that is composed of ``psycopg.sql`` objects."""
+    """Return the text of a statement, which may be composed of ``psycopg.sql`` objects."""
     return str(statement.as_string(None)) if isinstance(statement, Composable) else str(statement)

@@ -1,8 +1,8 @@
 """
-The one LISTEN connection of a process: it turns notifications into calls.
+The single LISTEN connection of a process, which turns notifications into calls.
 
-Consumers and subscriptions share it. It is opened by the first that needs it and closed after the
-last; a child made by fork has one of its own.
+Consumers and subscriptions share it. It is opened for the first that needs it and closed after the last. A forked child
+opens its own.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ from django_pgqueue.runtime.loop import DATABASE_FAULTS, LONGEST_RETRY, Outage
 
 logger = logging.getLogger("django_pgqueue")
 
-# Seconds: how soon a stop or a new channel is noticed, and how often a quiet connection proves that it is
-# alive.
+# In seconds: how soon a stop or a new channel is noticed, and how often an idle connection is tested.
 TICK = 0.25
 LIVENESS_INTERVAL = 30.0
-# Seconds that the server has for that.
+# In seconds: how soon the server must answer the test.
 LIVENESS_TIMEOUT = 10.0
 
-# Seconds: how long a notification through a pooler may take, and when one that was not heard is sent again.
+# In seconds: how long a test notification through a pooler may take, and when to repeat a test that failed.
 PROOF_TIMEOUT = 2.0
 PROOF_INTERVAL = 300.0
 
-#: Called in the listener's thread with the text of a notification. None: listening began or ended; what
-#: was sent before it began is lost.
+#: Called in the listener's thread with the text of a notification. None: listening has begun or ended; earlier
+#: notifications are lost.
 Receive = Callable[[str | None], None]
 
 
 class ChannelSet:
-    """What one user of the connection wants to hear: what to call for each channel."""
+    """The channels that one user of the connection listens to, and the function to call for each."""
 
     def __init__(self, channels: Mapping[str, Receive]) -> None:
         self.channels = dict(channels)
@@ -57,7 +56,7 @@ class Listener:
     """
     LISTEN on the channels of all sets, over one connection.
 
-    A database fault never ends it: it connects again, and calls every receiver with None.
+    After a database error it connects again, and calls every receiver with None.
     """
 
     def __init__(self, alias: str) -> None:
@@ -68,7 +67,7 @@ class Listener:
         self._reported_deaf = False
 
     def add(self, channel_set: ChannelSet) -> None:
-        """Listen to these channels too; soon, its ``listening`` tells when."""
+        """Listen to these channels as well. Returns at once; the set's ``listening`` is set when it is done."""
         with self._lock:
             self._sets = (*self._sets, channel_set)
             if self._thread is None:
@@ -78,17 +77,17 @@ class Listener:
 
     def remove(self, channel_set: ChannelSet) -> None:
         """
-        End that, soon. The connection is closed after the last set.
+        Stop listening to these channels, shortly after the call. The connection is closed after the last set.
 
-        Takes no lock: the garbage collector calls it too, in any thread, whatever that holds just then.
+        Takes no lock, because the garbage collector also calls it, in a thread that may hold any lock.
         """
         channel_set.is_removed = True
 
     def _is_needed(self) -> bool:
         with self._lock:
             if self._thread is not threading.current_thread():
-                # This one has ended, and is only closing its connection: whoever added a set since has
-                # started another.
+                # This thread has ended and is only closing its connection. A set that was added since then has
+                # started another thread.
                 return False
             removed = [channel_set for channel_set in self._sets if channel_set.is_removed]
             if removed:
@@ -110,8 +109,8 @@ class Listener:
                 self._stop_listening()
                 self._wait(pause)
             except Exception:
-                # No more file descriptors, say. A thread that ended would be missed by nobody.
-                logger.exception("loop failed, it goes on loop=listener")
+                # For example, no file descriptor is left. Nobody would notice the end of this thread.
+                logger.exception("loop failed, continuing loop=listener")
                 self._stop_listening()
                 self._wait(LONGEST_RETRY)
 
@@ -119,7 +118,7 @@ class Listener:
         for channel_set in self._sets if self._is_needed() else ():
             if channel_set.listening.is_set():
                 channel_set.listening.clear()
-                # Who sleeps until the next poll polls more often from now on.
+                # Receivers poll more often while no notifications arrive.
                 for receive in channel_set.channels.values():
                     _call(receive, None)
 
@@ -138,7 +137,7 @@ class Listener:
                 outage.recovered()
                 self._poll_only()
                 return
-            # The session is lent for as long as the connection lasts. It is idle by trade.
+            # The pooler assigns one session for as long as the connection lasts. It is idle most of the time.
             raw.execute("SET idle_session_timeout = 0")
         outage.recovered()
         self._receive(raw)
@@ -147,8 +146,8 @@ class Listener:
         if not self._reported_deaf:
             self._reported_deaf = True
             logger.warning(
-                "polling only: no notification arrives through the pooler; LISTEN_DATABASE may name an alias"
-                " that goes to the server itself database=%s",
+                "polling only: no notification arrives through the pooler; set LISTEN_DATABASE to an alias"
+                " that connects directly to the server database=%s",
                 self.alias,
             )
         self._wait(PROOF_INTERVAL)
@@ -160,8 +159,8 @@ class Listener:
         while self._is_needed():
             if self._sets is not sets:
                 sets, sets_of = self._listen_to_changed(raw, self._sets, sets_of)
-            # To the end of the generator: leaving it early would lose the rest of the batch, and while it
-            # runs the connection is taken, which a receiver may need.
+            # Consume the whole generator. Leaving it early would lose the rest of the batch, and while it runs, a
+            # receiver could not use the connection.
             for notify in list(raw.notifies(timeout=TICK, stop_after=1)):
                 for channel_set in sets_of.get(notify.channel, ()):
                     if not channel_set.is_removed:
@@ -191,14 +190,14 @@ class Listener:
 
 def hears(raw: psycopg.Connection[Any], sender: str) -> bool:
     """
-    Tell whether what another connection, to the alias ``sender``, sends arrives on this one.
+    Return whether a notification from another connection, to the alias ``sender``, arrives on this one.
 
-    Through a pooler it does where that lends a session of the server for as long as the connection lasts. Where
-    it lends one for each transaction, LISTEN succeeds and nothing is ever heard.
+    Through a pooler it arrives if the pooler assigns a session for as long as the connection lasts. If it assigns a
+    session for each transaction, LISTEN succeeds but no notification arrives.
     """
     channel = f"{settings.CHANNEL_PREFIX}?{uuid4().hex}"
     raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-    # From another connection: what a session sends to itself comes with the answer, in any mode.
+    # From another connection, because a session receives its own notifications in either mode.
     other = dedicated_connection(sender, "listener")
     try:
         other.connect()
@@ -212,14 +211,14 @@ def hears(raw: psycopg.Connection[Any], sender: str) -> bool:
 
 def prove_alive(raw: psycopg.Connection[Any]) -> None:
     """
-    Have the server answer, or raise.
+    Run a statement on the connection. Raises an error if the server does not answer within LIVENESS_TIMEOUT.
 
-    Behind a middlebox that keeps the connection and carries nothing, the kernel is content and the answer
-    never comes. Only the end of the socket ends that wait, so that comes after LIVENESS_TIMEOUT.
+    A middlebox may keep the TCP connection open but forward nothing. The kernel then reports no error and the answer
+    never arrives, so the socket is shut down after the timeout to end the wait.
     """
 
     def hang_up() -> None:
-        # Already closed: the answer came at the last moment.
+        # The socket is closed already if the answer arrived at the last moment.
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
 
@@ -242,7 +241,7 @@ def _call(receive: Receive, text: str | None) -> None:
         logger.exception("receiver of a notification failed")
 
 
-# By process and alias: what a child inherits through fork is the parent's.
+# By process id and alias, because a forked child inherits its parent's listeners.
 _listeners: dict[tuple[int, str], Listener] = {}
 _listeners_lock = threading.Lock()
 
@@ -254,7 +253,7 @@ def listener_of(alias: str) -> Listener:
 
 
 def _renew_lock() -> None:
-    # A thread of the parent may have held it.
+    # Another thread of the parent may have held it at the fork.
     global _listeners_lock
     _listeners_lock = threading.Lock()
 

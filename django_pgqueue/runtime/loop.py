@@ -1,4 +1,4 @@
-"""What every loop stands on: a connection of its own, and patience when the database is away."""
+"""Repeat a function at an interval, and retry with back-off while the database is unavailable."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from django.db import DatabaseError, InterfaceError, connections, reset_queries
 
 logger = logging.getLogger("django_pgqueue")
 
-#: What a database that is away, read-only or restarting raises through Django.
+#: The errors that Django raises when the database is unavailable, read-only or restarting.
 DATABASE_FAULTS = (DatabaseError, InterfaceError)
 
-# Seconds between two attempts while the database is away: doubled up to the cap, with jitter.
+# In seconds, between two attempts while the database is unavailable: doubled up to the maximum, with jitter.
 FIRST_RETRY = 0.1
 LONGEST_RETRY = 5.0
 
-# How a server refuses a session for good. libpq hands out no SQLSTATE for that, so it is read from the
-# text; a server that speaks another language seems to be away.
+# Messages with which a server refuses a session permanently. libpq provides no SQLSTATE for them, so the text is
+# matched. A server with messages in another language appears to be unavailable.
 REFUSED = re.compile(
     r"authentication failed|no password supplied|pg_hba\.conf|is not permitted to log in"
     r'|(role|user|database) "[^"]*" does not exist|permission denied for database|no such (database|user)'
@@ -28,40 +28,40 @@ REFUSED = re.compile(
 
 
 class Outage:
-    """The database, seen from one loop: one log line when it is lost, one when it is back."""
+    """An outage of the database, as one loop sees it. Logs one line when it begins and one when it ends."""
 
     def __init__(self, loop: str) -> None:
         self.loop = loop
         self.attempts = 0
 
     def failed(self, error: Exception) -> float:
-        """Note a failure. Returns the seconds to wait before the next attempt."""
+        """Record a failed attempt. Returns the seconds to wait before the next one."""
         if not self.attempts:
             logger.warning("database lost loop=%s error=%s", self.loop, describe(error))
         self.attempts += 1
-        # Exponent capped too: a long outage must not overflow.
+        # The exponent is capped too, so that a long outage does not overflow.
         delay: float = min(FIRST_RETRY * 2 ** min(self.attempts, 10), LONGEST_RETRY)
         return delay * random.uniform(0.5, 1)
 
     def recovered(self) -> None:
-        """Note a success."""
+        """Record a successful attempt."""
         if self.attempts:
             logger.warning("database back loop=%s attempts=%s", self.loop, self.attempts)
             self.attempts = 0
 
 
 def describe(error: BaseException) -> str:
-    """Return an error's class and SQLSTATE. Its text may quote data or a DSN, so it is left out."""
+    """Return an error's class and SQLSTATE, without its text, which may quote data or a DSN."""
     sqlstate = getattr(error.__cause__, "sqlstate", None)
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     return f"{name}[{sqlstate}]" if sqlstate else name
 
 
 def is_passing(error: BaseException) -> bool:
-    """Tell a fault that passes (server away, restarting, read-only) from one that needs a person."""
+    """Return whether an error is temporary (the server is unavailable, restarting or read-only)."""
     sqlstate = getattr(error.__cause__, "sqlstate", None)
     if sqlstate is None:
-        # The connection broke, or was refused.
+        # The connection broke or was refused.
         return REFUSED.search(str(error)) is None
     # By class of SQLSTATE: 08 connection, 25 transaction state (read-only), 40 rollback, 53 resources,
     # 55 object in use, 57 operator, 58 system.
@@ -80,9 +80,9 @@ def run_every(
     """
     Call ``run_once`` every ``interval()`` seconds until ``stop`` is set.
 
-    A database fault closes this thread's connection and is retried with back-off. Any other error is
-    logged, and the loop goes on: a thread that ended would be missed by nobody. With ``strict`` a
-    fault that needs a person is raised, until a first call has succeeded.
+    After a database error, this thread's connection is closed and the call is retried with back-off. Any other error is
+    logged and the loop continues, because nobody would notice the end of its thread. With ``strict``, a database error
+    that is not temporary is raised until the first call has succeeded.
     """
     outage = Outage(loop)
     while not stop.is_set():
@@ -94,7 +94,7 @@ def run_every(
                 raise
             stop.wait(outage.failed(error))
         except Exception:
-            logger.exception("loop failed, it goes on loop=%s", loop)
+            logger.exception("loop failed, continuing loop=%s", loop)
             stop.wait(interval())
         else:
             strict = False

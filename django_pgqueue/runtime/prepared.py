@@ -1,15 +1,15 @@
 """
-A statement that a project's own connection runs often, prepared.
+Run frequent statements on a project's own connections, as prepared statements.
 
-Django prepares nothing by itself, and planning an INSERT anew each time takes about as long as running it.
-So what publishes runs by a cursor of psycopg's own: Django's costs as much again, quotes half a megabyte of
-messages into the statement, and its usual kind cannot prepare. After some uses of a connection it prepares.
+Django does not prepare statements, and planning an INSERT takes about as long as running it. Publishing therefore uses
+psycopg's own cursor. Django's cursor takes about as much time again, quotes half a megabyte of messages into the
+statement, and its default kind cannot prepare. Statements are prepared after a few uses of a connection.
 
-Nothing is prepared through a pooler, which may give each transaction another session of the server. And
-where something watches or changes Django's cursors (a debug mode, a tracer, a test that counts, an engine
-that sets the search path) these are used.
+Nothing is prepared through a pooler, which may run each transaction in a different session of the server. Django's
+cursors are used if something watches or replaces them: a debug mode, a tracer, a test that counts queries, an engine
+that sets the search path.
 
-As for everybody whom psycopg prepares statements for, a rollback ends all of the session's: it sends DEALLOCATE ALL.
+As always with psycopg's prepared statements, a rollback sends DEALLOCATE ALL, which removes them from the session.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from psycopg.pq import TransactionStatus
 
 from django_pgqueue.runtime.connections import PREPARE_THRESHOLD, is_direct
 
-# Statements with these tags end all that is prepared in the session.
+# Statements with these command tags remove all prepared statements of the session.
 ENDING = ("DISCARD ALL", "DEALLOCATE ALL")
 
-# Functions that are wrapped around a connection's statements, and need not see those that publish.
+# Execute wrappers that do not need to see the statements that publish.
 INDIFFERENT: set[Any] = set()
 
-# What makes a cursor in Django.
+# Django's methods that create a cursor.
 CURSORS = ("cursor", "_cursor", "_prepare_cursor", "make_cursor", "create_cursor")
 _cursors_of = attrgetter(*CURSORS)
 
 
 @dataclass(slots=True)
 class Hot:
-    """How often a project's connection was used."""
+    """How often a project's connection was used, and whether it may prepare statements."""
 
     uses: int = 0
-    #: Whether statements may be prepared. None: not asked yet.
+    #: Whether statements may be prepared. None: not checked yet.
     may_prepare: bool | None = None
 
 
-# By psycopg's connection. Nothing in it may refer to the connection, or that would never be collected.
+# By psycopg's connection. A value must not refer to its connection, which would then never be garbage-collected.
 _hot: WeakKeyDictionary[Any, Hot] = WeakKeyDictionary()
 
 
@@ -59,10 +59,10 @@ def fetch_ids(connection: BaseDatabaseWrapper, statement: str, params: dict[str,
 
 def fetch_rows(connection: BaseDatabaseWrapper, statement: str, params: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Run a statement on a project's connection and return its rows. Errors are Django's."""
-    # Inside a transaction the connection is there, or that is over.
+    # Inside a transaction, a connection that does not work has ended the transaction.
     if not connection.in_atomic_block:
         connection.close_if_health_check_failed()
-    # Whoever has come here has looked for the connection before; it may just have been closed.
+    # The caller has opened the connection, but the health check may have closed it.
     if connection.connection is None:
         connection.ensure_connection()
     if is_watched(connection):
@@ -70,7 +70,7 @@ def fetch_rows(connection: BaseDatabaseWrapper, statement: str, params: dict[str
             watched.execute(statement, params)
             rows: list[tuple[Any, ...]] = watched.fetchall()
             return rows
-    # As Django's cursor does before a statement.
+    # The checks of Django's cursor before a statement.
     connection.validate_thread_sharing()
     connection.validate_no_broken_transaction()
     with connection.wrap_database_errors:
@@ -82,10 +82,10 @@ def _execute(raw: psycopg.Connection[Any], statement: str, params: dict[str, Any
     if hot is None:
         hot = _hot[raw] = Hot()
     hot.uses += 1
-    # Made each time: kept by a connection, it would keep that connection open.
+    # A new cursor each time, because a cursor that is kept would keep its connection open.
     cursor = psycopg.Cursor(raw)
     if hot.uses <= PREPARE_THRESHOLD:
-        # A connection that is opened for a request and its few statements gains nothing.
+        # A connection that runs few statements, for one request, gains nothing from preparing them.
         return cursor.execute(statement, params).fetchall()
     if hot.may_prepare is None:
         hot.may_prepare = is_direct(raw)
@@ -93,13 +93,13 @@ def _execute(raw: psycopg.Connection[Any], statement: str, params: dict[str, Any
             factory: Any = raw.cursor_factory
             raw.cursor_factory = _noticing(factory)
     threshold = raw.prepare_threshold
-    # Without a threshold psycopg prepares nothing, whatever it is told. The project's statements keep theirs: with
-    # one that none reaches it would remember the text of a hundred of them.
+    # Without a threshold, psycopg ignores ``prepare``. The threshold is restored for the project's statements: with a
+    # threshold that none of them reaches, psycopg would remember the text of a hundred of them.
     raw.prepare_threshold = PREPARE_THRESHOLD if hot.may_prepare else None
     try:
         return cursor.execute(statement, params, prepare=hot.may_prepare).fetchall()
     except psycopg.errors.InvalidSqlStatementName:
-        # Ended where nobody sees it: by a DO block, say.
+        # The prepared statement was removed unseen, for example by a DO block.
         if raw.info.transaction_status != TransactionStatus.IDLE:
             raise
         _forget(raw)
@@ -111,10 +111,10 @@ def _execute(raw: psycopg.Connection[Any], statement: str, params: dict[str, Any
 @lru_cache
 def _noticing(factory: Any) -> Any:
     """
-    Return a class of cursors that sees to what the project's statements end.
+    Return a cursor class that detects when the project's own statements remove prepared statements.
 
-    psycopg does not where it does not prepare them, nor always where it does: a later publish would fail,
-    and abort the caller's transaction.
+    psycopg does not detect this for statements that it does not prepare, and not always for others. A later publish
+    would fail and abort the caller's transaction.
     """
 
     class Noticing(factory):  # type: ignore[misc]
@@ -129,13 +129,13 @@ def _noticing(factory: Any) -> Any:
 
 
 def _forget(raw: psycopg.Connection[Any]) -> None:
-    """Let psycopg forget what it has prepared, which each rollback does, inside a transaction too."""
+    """Make psycopg forget what it has prepared. Every rollback does so, also inside a transaction."""
     with raw.transaction(force_rollback=True):
         pass
 
 
 def is_watched(connection: BaseDatabaseWrapper) -> bool:
-    """Tell whether somebody counts, logs, traces or replaces what goes through Django's cursors."""
+    """Return whether anything counts, logs, traces or replaces the statements of Django's cursors."""
     execute = CursorWrapper.execute
     raw = connection.connection
     return (

@@ -1,4 +1,4 @@
-"""Lease messages of a queue, and look at what comes next."""
+"""Claim messages of a queue, and plan the next claim."""
 
 from __future__ import annotations
 
@@ -26,62 +26,62 @@ from django_pgqueue.services.declaring import Declaration
 
 logger = logging.getLogger("django_pgqueue")
 
-# What Python can hold of PostgreSQL's times, as seconds since 1970: from the year 1 to 9999.
+# PostgreSQL's times that Python can represent, as seconds since 1970: the years 1 to 9999.
 EARLIEST = datetime(1, 1, 2, tzinfo=UTC).timestamp()
 
 LATEST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 
 
 class Claim(NamedTuple):
-    """What one claim brought."""
+    """The result of one claim."""
 
     messages: list[Message]
-    #: A suspect was met, and left because the caller did not ask for suspects.
+    #: Whether the claim found a suspect and left it, because the caller did not ask for suspects.
     suspect_met: bool
-    #: How many messages the claim took aside: undecodable, or delivered too often.
+    #: How many messages were dead-lettered: undecodable, or delivered ``max_deliveries`` times.
     dead_lettered: int
-    #: Not all that was met was taken.
+    #: Whether the claim left messages that it found.
     more: bool
-    #: The queue is paused, or another consumer owns it.
+    #: Whether the queue is paused or another consumer owns it.
     closed: bool
-    #: The lowest and the highest id claimed by the walk in id order. None: it brought nothing.
+    #: The lowest and the highest id claimed by the walk in id order. None: this walk found nothing.
     walked: tuple[int, int] | None
-    #: Seconds from when a message was due until now, by the database's clock.
+    #: Seconds since each message became due, by message id and by the database's clock.
     waits: dict[int, float]
 
 
 class SleepPlan(NamedTuple):
-    """What a consumer sees before it sleeps."""
+    """What a consumer needs to know before it sleeps."""
 
     exists: bool
-    #: Seconds until a delayed message is due. None: there is none.
+    #: Seconds until the next delayed message is due. None: there is none.
     due_in: float | None
     orphans: bool
 
 
 # CLAIM - lease messages of one queue.
-# Two walks over the claim index: what is due (delayed, retried, given back), then what was never
-# delayed, by id, starting behind %(above)s (0: all; see low_water.py). When both have messages the claim
-# takes from both, so that neither starves.
-# A lapsed lease makes a message a suspect: it may have killed its worker, and is claimed alone.
-# %(suspects)s: whether one may be taken; %(skip_suspects)s: walk past them, to what is behind.
-# Of an exclusive queue only its owner may claim. No more is taken once %(most_bytes)s are (null: no
-# such bound), about: a compressed payload counts sixteen times what is stored. Unpacking all candidates
-# to measure them would cost more than the claim; PostgreSQL's compression does up to ninety times.
-# A CTE's rows come out as they went in, so what is in order is not sorted again: this is the most
-# frequent statement but for publishing, and half of its time was sorting and comparing. What is used
-# twice or locks is materialized without being told: psycopg parses a text of more than 4,096 characters
-# anew each time.
-# Locks: the candidates FOR UPDATE; rows that others hold are skipped, nobody waits. An exclusive
-# queue's row FOR SHARE, so that a change of its owner and a claim cannot pass each other unseen.
+# Two walks over the claim index find due messages (delayed, retried, given back) and then messages that were never
+# delayed, by id, starting after %(above)s (0: all; see low_water.py). If both walks find messages, the claim takes from
+# both, so that neither starves.
+# A message whose lease has expired is a suspect: it may have killed its worker, so it is claimed alone.
+# %(suspects)s: whether a suspect may be taken. %(skip_suspects)s: walk past suspects, to the messages after them.
+# Only the owner of an exclusive queue may claim. The claim stops after about %(most_bytes)s bytes (null: no limit). A
+# compressed payload counts as sixteen times its stored size: decompressing all candidates to measure them would cost
+# more than the claim, and PostgreSQL compresses up to ninety times.
+# A CTE returns its rows in their order, so ordered rows are not sorted again. This is the most frequent statement
+# apart from publishing, and sorting and comparing took half of its time. A CTE that is used twice or that locks is
+# materialized without the keyword, which keeps the text short: psycopg does not cache a query of more than 4,096
+# characters, and parses it anew each time.
+# Locks: the candidates FOR UPDATE, skipping locked rows, so nobody waits. The row of an exclusive queue FOR SHARE, so
+# that a claim and a change of the owner cannot overlap.
 # Index: django_pgqueue_item_claim_idx; the update changes none of its columns.
-# Times (published, end of the lease, due if it was ever delayed) are seconds since 1970: Django's way to read a
-# timestamp takes as long as decoding the payload.
-# Whoever was never given back or set aside has no failures: its publish is counted when it is settled.
-# Returns rows of kind "claimed", "exhausted" (delivered max_deliveries times: to be dead-lettered),
-# "ready" (the lowest and, in place of the count, the highest id claimed by the walk in id order)
-# and these, of nothing but the kind: "suspect" (%(suspects)s is false and one was met), "more" (not
-# all that was met was taken), "paused", "foreign" (another consumer owns the queue, or nobody).
+# Times (published, end of the lease, due if it was ever delayed) are seconds since 1970, because reading a timestamp
+# with Django takes as long as decoding the payload.
+# A message without failures was never given back or dead-lettered: its publish is counted when it is settled.
+# Returns rows of kind "claimed", "exhausted" (delivered max_deliveries times: to be dead-lettered), "ready" (the lowest
+# and, in place of the count, the highest id claimed by the walk in id order), and rows with only a kind: "suspect"
+# (%(suspects)s is false and one was found), "more" (the claim left messages that it found), "paused", "foreign"
+# (another consumer owns the queue, or nobody).
 CLAIM = """
 WITH shared AS (
     SELECT name, max_deliveries
@@ -192,11 +192,12 @@ def claim(
     """
     Lease up to ``limit`` ready messages for ``lease`` seconds.
 
-    A suspect (its last lease lapsed) comes alone. With ``suspects`` false none is taken, and the
-    answer tells that one was met; with ``skip_suspects`` the claim walks past them. No more is taken
-    once it is ``most_bytes`` of stored payload. Of what was never delayed, only ids ``above`` are
-    looked at. An exclusive queue is taken over if it has no owner
-    that lives. Raises ``RuntimeError`` inside a transaction: a lease that can roll back counts nothing.
+    A suspect (a message whose last lease expired) is claimed alone. With ``suspects=False`` none is taken, and the
+    result says whether one was found; with ``skip_suspects`` the claim walks past them. The claim stops after about
+    ``most_bytes`` of payload. Of the messages that were never delayed, only ids greater than ``above`` are examined.
+    An exclusive queue without a live owner is taken over.
+
+    Raises ``RuntimeError`` inside a transaction, because a rollback would undo the lease.
     """
     connection = connections[using]
     session.refuse_transaction(connection)
@@ -272,14 +273,14 @@ def _read(
 
 
 def _clock(connection: BaseDatabaseWrapper) -> Callable[[float], datetime]:
-    """Return what makes a time, as this connection's rows have them, of seconds since 1970."""
+    """Return a function that converts seconds since 1970 to a datetime like those in this connection's rows."""
     zone = connection.timezone or ZoneInfo(connection.timezone_name)
     is_naive = connection.timezone is None
 
-    # The messages of a claim mostly have two times: one lease, and one publish_many.
+    # The messages of a claim usually have two distinct times: one lease, and one publish_many.
     @lru_cache(maxsize=2)
     def time_of(seconds: float) -> datetime:
-        # A row that somebody's SQL dated "infinity" must be readable too, with a day to spare for time zones.
+        # A row that was dated "infinity" by hand must be readable too. A day is left for time zones.
         moment = datetime.fromtimestamp(min(max(seconds, EARLIEST), LATEST), zone)
         return moment.replace(tzinfo=None) if is_naive else moment
 
@@ -295,20 +296,20 @@ def claim_by_hand(declaration: Declaration, using: str, *, limit: int, lease: fl
         _beat_by_hand(declaration, consumer, using)
     found = claim(declaration, using, limit=limit, lease=lease, consumer=consumer)
     if declaration.exclusive and has_beaten and found.closed:
-        # Another owns it, or this process's row is gone, as after a flush: then it could not take over.
+        # Another consumer owns the queue, or this process has lost its row, for example by a flush, and cannot own it.
         _beat_by_hand(declaration, consumer, using)
         found = claim(declaration, using, limit=limit, lease=lease, consumer=consumer)
     return found
 
 
 def _beat_by_hand(declaration: Declaration, consumer: UUID, using: str) -> None:
-    """The owner of an exclusive queue must be seen to live."""
+    """Write this process's heartbeat, which the owner of an exclusive queue needs to count as alive."""
     consumers.beat(consumer, socket.gethostname(), os.getpid(), [declaration.name], using)
     beliefs.beaten[consumer, using] = time.monotonic()
 
 
 def _set_aside(declaration: Declaration, ids: Sequence[int], token: UUID | None, reason: str, using: str) -> int:
-    """Dead-letter what a claim met and cannot hand out. Returns how many."""
+    """Dead-letter messages that a claim found and cannot return. Returns how many."""
     if not ids:
         return 0
     try:
@@ -316,17 +317,17 @@ def _set_aside(declaration: Declaration, ids: Sequence[int], token: UUID | None,
             dead_letters.dead_letter(declaration, ids, None if token is None else [token] * len(ids), reason, using)
         )
     except (DatabaseError, InterfaceError):
-        # The others are leased by now: raising would lose their deliveries, each time anew.
+        # The other messages are already leased: raising would lose their deliveries, at every claim.
         logger.exception("messages not dead-lettered queue=%s ids=%s", declaration.name, list(ids)[:10])
         return 0
 
 
-# NEXT_LOOK - what a consumer asks before it sleeps.
-# Index: the claim index for the earliest due time, the orphan index for orphans.
-# BETWEEN and not =, or the primary key would be in the order that is asked for, and might be walked.
-# Returns one row: exists, seconds until a delayed message is due (null: none), orphans waiting. The
-# look goes back one second, so that what became due since the last claim is not slept through. Two
-# epochs, because an infinite time minus another is an error before PostgreSQL 17.
+# NEXT_LOOK - read what a consumer needs to know before it sleeps. No lock.
+# Index: the claim index for the earliest due time, the orphan index for orphans. BETWEEN instead of =, because with =
+# the primary key would also have the requested order, and the planner might walk it.
+# Goes back one second, so that a message which became due since the last claim is found. Subtracts epochs, because
+# subtracting infinite times is an error before PostgreSQL 17.
+# Returns one row: exists, seconds until the next delayed message is due (null: none), whether orphans wait.
 NEXT_LOOK = """
 SELECT EXISTS (SELECT FROM django_pgqueue_messagequeue WHERE name = %(name)s),
        (SELECT (extract(epoch FROM read_after) - extract(epoch FROM statement_timestamp()))::float8

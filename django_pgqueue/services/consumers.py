@@ -1,4 +1,4 @@
-"""The rows of running consumers: heartbeats, and who owns an exclusive queue."""
+"""The rows of running consumers: heartbeats, and the owners of exclusive queues."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from django_pgqueue import signals
 from django_pgqueue.conf import settings
 from django_pgqueue.services import notifying, session
 
-# A consumer that missed so many heartbeats counts as gone.
+# A consumer that has missed this many heartbeats counts as dead.
 MISSED_HEARTBEATS = 3
 
 
-# TAKE_OVER - become the owner of an exclusive queue that has none, or whose owner has not beaten for
-# %(heartbeat_timeout)s seconds (its row may be gone too). Only for a consumer that has a row itself.
-# Locks: the queue's row, skipping it if somebody holds it. The owner is compared again under the
-# lock: two that see the same dead owner do not both become the new one.
+# TAKE_OVER - become the owner of an exclusive queue without a live owner.
+# An owner is not alive if it has no row or its last heartbeat is more than %(heartbeat_timeout)s seconds old. The new
+# owner must have a row itself.
+# Locks: the queue's row, unless another session has locked it. The owner is compared again under the lock, so that two
+# consumers which see the same dead owner do not both become the new one.
 # Returns the name, or no row.
 TAKE_OVER = """
 WITH stale AS MATERIALIZED (
@@ -44,7 +45,11 @@ RETURNING name
 
 
 def take_over(name: str, consumer: UUID, using: str) -> bool:
-    """Become the owner of an exclusive queue whose owner missed three heartbeats. Returns whether it worked."""
+    """
+    Make the consumer the owner of an exclusive queue that has no owner, or whose owner has missed three heartbeats.
+
+    Returns whether the consumer became the owner.
+    """
     taken = bool(session.run(using, TAKE_OVER, name=name, consumer=consumer, heartbeat_timeout=heartbeat_timeout()))
     if taken:
         signals.queue_taken_over.send_robust(name, using=using, consumer=consumer)
@@ -52,11 +57,11 @@ def take_over(name: str, consumer: UUID, using: str) -> bool:
 
 
 def heartbeat_timeout() -> float:
-    """Return the seconds after its last heartbeat for which a consumer counts as living."""
+    """Return the seconds after its last heartbeat for which a consumer counts as alive."""
     return MISSED_HEARTBEATS * float(settings.HEARTBEAT_INTERVAL)
 
 
-# BEAT - write a consumer process's heartbeat.
+# BEAT - write the heartbeat of a consumer process.
 BEAT = """
 INSERT INTO django_pgqueue_queueconsumer (id, host, pid, queues)
 VALUES (%(id)s, %(host)s, %(pid)s, %(queues)s::jsonb)
@@ -65,13 +70,13 @@ ON CONFLICT (id) DO UPDATE SET last_heartbeat = statement_timestamp(), queues = 
 
 
 def beat(consumer: UUID, host: str, pid: int, queues: Sequence[str], using: str) -> None:
-    """Write a consumer's heartbeat."""
+    """Write the heartbeat of a consumer process."""
     session.run(using, BEAT, id=consumer, host=host, pid=pid, queues=json.dumps(list(queues)))
 
 
-# FORGET_CONSUMER - a consumer process ended in good order: it owns nothing any more.
+# FORGET_CONSUMER - delete the row of a consumer process that has stopped, and release the queues that it owned.
 # Locks: the rows of its exclusive queues, in name order.
-# Returns the names of the queues that it owned.
+# Returns the names of these queues.
 FORGET_CONSUMER = """
 WITH gone AS (
     DELETE FROM django_pgqueue_queueconsumer WHERE id = %(id)s
@@ -90,12 +95,12 @@ RETURNING name
 
 
 def forget_consumer(consumer: UUID, using: str) -> None:
-    """Remove the row of a consumer that ends; others may own its exclusive queues at once."""
+    """Delete the row of a consumer that stops. Other consumers may own its exclusive queues immediately."""
     for (name,) in session.run(using, FORGET_CONSUMER, id=consumer):
         notifying.notify(name, using)
 
 
-# FORGET_CONSUMERS - drop the rows of processes that ended otherwise, a day ago or earlier.
+# FORGET_CONSUMERS - delete the rows of consumer processes whose last heartbeat is %(age)s seconds old or older.
 FORGET_CONSUMERS = """
 DELETE FROM django_pgqueue_queueconsumer
 WHERE last_heartbeat < statement_timestamp() - %(age)s * interval '1 second'
@@ -103,11 +108,11 @@ WHERE last_heartbeat < statement_timestamp() - %(age)s * interval '1 second'
 
 
 def forget_consumers(age: float, using: str) -> None:
-    """Remove the rows of consumers whose last heartbeat is ``age`` seconds old or older."""
+    """Delete the rows of consumers whose last heartbeat is ``age`` seconds old or older."""
     session.run(using, FORGET_CONSUMERS, age=age)
 
 
-# LIVE_CONSUMERS - how many consumer processes live. %(heartbeat_timeout)s as in BACKLOGS.
+# LIVE_CONSUMERS - count the live consumer processes. %(heartbeat_timeout)s: as in BACKLOGS. No lock.
 LIVE_CONSUMERS = """
 SELECT count(*)
 FROM django_pgqueue_queueconsumer
@@ -116,6 +121,6 @@ WHERE last_heartbeat > statement_timestamp() - %(heartbeat_timeout)s * interval 
 
 
 def live_consumers(using: str) -> int:
-    """Count the consumer processes that live."""
+    """Return the number of live consumer processes."""
     count: int = session.run(using, LIVE_CONSUMERS, heartbeat_timeout=heartbeat_timeout())[0][0]
     return count

@@ -1,4 +1,4 @@
-"""Queues in numbers."""
+"""Count the messages of queues by state, and measure ages."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from django_pgqueue.services import consumers, session
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """One queue in numbers. Ages in seconds, None where there is nothing to measure."""
+    """The message counts and ages of one queue. Ages are in seconds; None if there is nothing to measure."""
 
     name: str
-    #: Whether it has a row.
+    #: Whether the queue has a row.
     exists: bool
     #: Messages that a claim may take.
     ready: int = 0
-    #: Whose time has not come.
+    #: Messages that are not due yet.
     delayed: int = 0
-    #: That consumers hold.
+    #: Messages that consumers hold.
     leased: int = 0
-    #: Dead letters that lie here.
+    #: Dead letters on this queue.
     dead: int = 0
-    #: Whose TTL has passed, and that the reaper has not met yet.
+    #: Messages whose TTL has passed, until the reaper removes them.
     expired: int = 0
-    #: That lost this queue's row.
+    #: Messages that lost this queue's row.
     orphaned: int = 0
-    #: Of the ready message that has been due for longest.
+    #: How long the oldest ready message has been due.
     oldest_due_age: float | None = None
-    #: Since it was last declared, published to or consumed.
+    #: Seconds since the queue was last declared, published to or consumed.
     last_active_age: float | None = None
-    #: Whether the reaper may delete it now. None: there is nothing of it.
+    #: Whether the reaper may delete the queue now. None: the queue has neither a row nor messages.
     reapable: bool | None = field(default=None)
-    #: Seconds until the last orphan expires (infinity: some never do).
+    #: Seconds until the last orphan expires. Infinity: some orphans never expire.
     orphans_expire_in: float | None = None
-    #: Whether claims are stopped.
+    #: Whether the queue is paused.
     paused: bool = False
-    #: The consumer that owns it, if it is exclusive.
+    #: The consumer that owns the queue, if it is exclusive.
     owner: UUID | None = None
-    #: How often it was made again within a day after the reaper had removed it.
+    #: How often the queue was created again in the last day after the reaper had deleted it.
     revived_per_day: int = 0
-    #: The same, after something else had.
+    #: How often the queue was created again in the last day after something else had deleted it.
     vanished_per_day: int = 0
 
 
-# STATS - depth by state and the oldest due age, of the queues named or, with null, of all, also of
-# those that only orphans remember, and how often each came back within a day: revived after it was
-# reaped, or vanished. Reads every message of those queues.
+# STATS - count messages by state, and measure the oldest due age, of the named queues (null: all).
+# Includes queues that only have orphans, and how often each queue was revived or vanished in the last day. Reads every
+# message of these queues. No lock.
 STATS = """
 WITH item AS (
     SELECT coalesce(queue_id, orphaned_from) AS name,
@@ -113,27 +113,31 @@ ORDER BY 1
 
 
 def stats(names: Sequence[str] | None, using: str) -> list[QueueStats]:
-    """Count the messages of these queues (None: all) by state. Reads all of their messages."""
+    """Return the ``QueueStats`` of these queues (None: all). Reads all of their messages."""
     rows = session.run(using, STATS, names=list(names) if names else None, idle_for=settings.REAP_IDLE_AFTER)
     return [QueueStats(*row) for row in rows]
 
 
-#: The states of messages that have a queue, as the fields of ``Depth`` are called.
+#: The states of messages that have a queue, which are also the names of fields of ``Depth``.
 DEPTH_STATES = ("ready", "delayed", "leased", "dead", "expired")
 
 
 class Depth(NamedTuple):
-    """One queue in numbers that cost little, however many messages there are: each is "at least" where ``more``."""
+    """
+    The message counts of one queue, from a bounded query that is cheap however many messages there are.
+
+    With ``more``, each count is a lower bound.
+    """
 
     name: str
     auto_deleted: bool
     paused: bool
     exclusive: bool
-    #: The consumer that owns it, if it is exclusive.
+    #: The consumer that owns the queue, if it is exclusive.
     owner: UUID | None
     #: The configured dead-letter queue. None: the default.
     dead_letter: str | None
-    #: Seconds. Infinite where somebody's SQL made it so.
+    #: In seconds. Infinite if the row was written so by hand.
     last_active_age: float
     consumers: int
     ready: int
@@ -141,17 +145,17 @@ class Depth(NamedTuple):
     leased: int
     dead: int
     expired: int
-    #: Seconds. None: nothing is due among the messages that were looked at.
+    #: In seconds. None: none of the messages that were read is due.
     oldest_due_age: float | None
-    #: Whether there are messages that were not looked at.
+    #: Whether there are messages that were not read.
     more: bool
 
 
-# DEPTHS - as STATS, but bounded: of each queue no more than %(most)s messages are looked at in each of its
-# three walks (due by a time, not due yet, never delayed). Whether there are more is told.
-# Returns name, auto_deleted, whether it is paused, exclusive, its owner, dead_letter, seconds since it was last active,
-# how many living consumers name it, ready, delayed, leased, dead, expired, the oldest due age in seconds or null,
-# whether a walk was cut short. %(heartbeat_timeout)s as in BACKLOGS.
+# DEPTHS - like STATS, but bounded: reads at most %(most)s messages of each queue in each of its three walks (due by a
+# time, not due yet, never delayed). %(heartbeat_timeout)s: as in BACKLOGS. No lock.
+# Returns name, auto_deleted, whether the queue is paused, exclusive, its owner, dead_letter, seconds since it was last
+# active, how many live consumers name it, ready, delayed, leased, dead, expired, the oldest due age in seconds or null,
+# and whether a walk was cut short.
 # Index: django_pgqueue_item_claim_idx.
 DEPTHS = """
 SELECT queue.name,
@@ -210,7 +214,7 @@ ORDER BY queue.name
 
 
 def depths(most: int, using: str, names: Sequence[str] | None = None) -> list[Depth]:
-    """Count the messages of these queues (None: all) by state, looking at some ``most`` of each."""
+    """Count the messages of these queues (None: all) by state, reading at most ``most`` of each in each walk."""
     chosen = None if names is None else list(names)
     return [
         Depth(*row)
@@ -218,7 +222,8 @@ def depths(most: int, using: str, names: Sequence[str] | None = None) -> list[De
     ]
 
 
-# ORPHANS - how many orphans each queue has, that is there or not. Of all of them no more than %(most)s are looked at.
+# ORPHANS - count the orphans of each queue, whether the queue exists or not. Reads at most %(most)s orphans in total.
+# No lock.
 # Index: django_pgqueue_item_orphan_idx.
 ORPHANS = """
 SELECT orphaned_from, count(*)
@@ -233,19 +238,19 @@ ORDER BY orphaned_from
 
 
 def orphans(most: int, using: str) -> dict[str, int]:
-    """Count the orphans of each queue, looking at no more than ``most`` of them all."""
+    """Count the orphans of each queue, reading at most ``most`` orphans in total."""
     return dict(session.run(using, ORPHANS, most=most))
 
 
 class Orphans(NamedTuple):
-    """Of one queue: how many, and seconds until the last expires (None: there are none; infinity: some never do)."""
+    """The orphans of one queue, and the seconds until the last one expires (None: no orphans; infinity: never)."""
 
     messages: int = 0
     expire_in: float | None = None
 
 
-# ORPHANS_OF - how many orphans each of these queues has, and seconds until the last of them expires. No more than
-# %(most)s of each are looked at.
+# ORPHANS_OF - count the orphans of each of these queues, and the seconds until the last one expires. Reads at most
+# %(most)s orphans of each. No lock.
 # Index: django_pgqueue_item_orphan_idx.
 ORPHANS_OF = """
 SELECT name, count(*),
@@ -265,12 +270,12 @@ ORDER BY name
 
 
 def orphans_of(names: Sequence[str], most: int, using: str) -> dict[str, Orphans]:
-    """Look at the orphans of each of these queues, at no more than ``most`` of each."""
+    """Return the ``Orphans`` of each of these queues that has any, reading at most ``most`` of each."""
     return {name: Orphans(*found) for name, *found in session.run(using, ORPHANS_OF, names=list(names), most=most)}
 
 
-# DEAD_LETTERS - how many messages that each of these queues gave up are there, wherever they wait. No more than
-# %(most)s of each are counted.
+# DEAD_LETTERS - count the dead letters that came from each of these queues, whatever queue they are on now. Counts at
+# most %(most)s of each. No lock.
 # Index: django_pgqueue_item_dead_idx.
 DEAD_LETTERS = """
 SELECT name,
@@ -285,11 +290,11 @@ FROM unnest(%(names)s::text[]) AS name
 
 
 def dead_letters(names: Sequence[str], most: int, using: str) -> dict[str, int]:
-    """Count what each of these queues gave up and that is still there, no more than ``most`` of each."""
+    """Count the existing dead letters that came from each of these queues, at most ``most`` of each."""
     return dict(session.run(using, DEAD_LETTERS, names=list(names), most=most))
 
 
-# EVENTS_PER_DAY - how often each queue was reaped, revived, vanished within a day.
+# EVENTS_PER_DAY - count how often each queue was reaped, was revived or vanished in the last day. No lock.
 # Index: django_pgqueue_event_at_idx.
 EVENTS_PER_DAY = """
 SELECT queue, kind, count(*)
@@ -301,5 +306,5 @@ ORDER BY queue, kind
 
 
 def events_per_day(using: str) -> dict[tuple[str, str], int]:
-    """Count the events of the last day, by queue and kind."""
+    """Count the events of the last day by queue and kind."""
     return {(queue, kind): count for queue, kind, count in session.run(using, EVENTS_PER_DAY)}

@@ -1,4 +1,4 @@
-"""Set messages aside, and send them back."""
+"""Move messages to dead-letter queues, and send them back."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from django_pgqueue import signals
 from django_pgqueue.services import declaring, notifying, session
 from django_pgqueue.services.declaring import Declaration
 
-# Failure texts are capped: the reason is for a person's eye, the traceback is in the log.
+# In characters. The reason is a summary for people; the traceback is in the log.
 MAX_REASON_LENGTH = 2_000
 
 
-# DEAD_LETTER - set messages aside: to the dead-letter queue of the queue they are on. The move
-# clears expiry, lease and count, which are kept in the history. A queue named *.dead for which none
-# is configured parks its failures: they stay, due in the year 9000, until somebody redrives them. So
-# does every queue whose dead-letter queue has given the message up before: none is visited twice.
-# Fenced by token; with %(tokens)s null, only what nobody holds and what still is expired or spent:
+# DEAD_LETTER - move messages to the dead-letter queue of the queue they are on.
+# The move clears expiry, lease and count, which are kept in the history. A queue named *.dead without a configured
+# dead-letter queue parks its failures: they stay on the queue, due in the year 9000, until they are redriven. A queue
+# also parks a message that was already dead-lettered from its dead-letter queue, so that no queue is visited twice.
+# Fenced by token. With %(tokens)s null, only messages that nobody holds and that are still expired or exhausted:
 # several consumers and reapers may find the same message, and it must move once.
 # Locks: the messages in id order, then KEY SHARE on the target's row, in name order.
 # Returns the ids taken, their target (null: parked) and whether each was moved (false: the target
@@ -108,15 +108,15 @@ def dead_letter(
     using: str,
 ) -> list[int]:
     """
-    Set messages aside and return the ids that were taken.
+    Move messages to the dead-letter queue, and return the ids that were moved or parked.
 
-    Fenced by ``tokens``; with None, only messages that nobody holds are taken. The dead-letter
-    queue is made if it is not there.
+    Fenced by ``tokens``; with None, only messages that nobody holds are taken. The dead-letter queue is created if it
+    is missing.
     """
     if isinstance(reasons, str):
         reasons = [reasons] * len(ids)
     reason_of = dict(zip(ids, map(sanitize, reasons), strict=True))
-    # Pairs: an id may come with several tokens, when its claimer claimed it again after a lapse.
+    # Pairs, because an id may come with several tokens if its claimer claimed it again after the lease expired.
     fence: Sequence[UUID | None] = [None] * len(ids) if tokens is None else tokens
     waiting = list(zip(ids, fence, strict=True))
     taken: list[int] = []
@@ -152,12 +152,12 @@ def _tell_dead_lettered(name: str, ids: list[int], target: str | None, reason: s
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters: None of a kind means all."""
+    """Selects dead letters. A field that is None selects all."""
 
     ids: list[int] | None = None
-    #: Text that stands in the reason of their last failure.
+    #: Text that the reason of the last failure contains.
     reason: str | None = None
-    #: JSON of headers that they have.
+    #: JSON of headers that the dead letters have.
     headers: str | None = None
 
     @property
@@ -165,12 +165,12 @@ class DeadLetterFilter:
         return {"ids": self.ids, "reason": self.reason, "headers": self.headers}
 
 
-# REDRIVE - send dead letters back to the queue that gave them up, due now and with a fresh count.
-# Their history stays. A letter that came through several queues goes one step back.
-# A batch: %(limit)s letters behind id %(after)s, of those that match and died up to %(before)s, so that
-# one which dies again is not met twice by the same redrive.
-# Locks: KEY SHARE on the queue, then the letters in id order, skipping what others hold (a second
-# redrive beside this one takes others).
+# REDRIVE - send a batch of dead letters back to the queue that gave them up, due now and with a fresh count.
+# Their history is kept. A dead letter that passed through several queues goes back one step.
+# Takes %(limit)s dead letters after id %(after)s that match and were dead-lettered up to %(before)s, so that the same
+# redrive does not take a message again that fails again.
+# Locks: KEY SHARE on the queue, then the dead letters in id order, skipping locked rows (concurrent redrives take
+# different ones).
 # Index: django_pgqueue_item_dead_idx.
 # Returns the ids.
 REDRIVE = """
@@ -204,8 +204,10 @@ WHERE id = ANY (ARRAY(SELECT id FROM letter))
 RETURNING id
 """
 
-# UNPARK - the same for what a queue has parked: it stays where it is, due now.
+# UNPARK - the same for messages that a queue has parked: they stay on the queue and become due now.
+# Locks: the messages in id order, skipping locked rows.
 # Index: django_pgqueue_item_claim_idx.
+# Returns the ids.
 UNPARK = """
 WITH letter AS MATERIALIZED (
     SELECT id
@@ -235,10 +237,10 @@ def redrive(
     declaration: Declaration, letters: DeadLetterFilter, limit: int, after: int, before: datetime, using: str
 ) -> list[int]:
     """
-    Send a batch of dead letters back to the queue, which is made if it is gone.
+    Send a batch of dead letters back to the queue, which is created if it is missing.
 
-    Those behind id ``after`` that died up to ``before``. Returns their ids. Consumers are woken once it
-    is committed.
+    Takes those after id ``after`` that were dead-lettered up to ``before``. Returns their ids. Consumers are woken
+    after the commit.
     """
     params = {**letters.params, "name": declaration.name, "limit": limit, "before": before}
     ids = [message_id for (message_id,) in session.run(using, REDRIVE, **params, after=after)]
@@ -257,7 +259,7 @@ def _tell_redriven(name: str, count: int, using: str) -> None:
     session.once_committed(tell, using)
 
 
-# REDRIVABLE - what the two would take now, counted and changed in nothing.
+# REDRIVABLE - count the messages that REDRIVE and UNPARK would take now. No lock.
 REDRIVABLE = """
 SELECT count(*)
 FROM django_pgqueue_messagequeueitem
@@ -277,8 +279,8 @@ def redrivable(name: str, letters: DeadLetterFilter, using: str) -> int:
     return int(count)
 
 
-# OUTCOMES - what became of redriven messages: the ids that are still there, and whether each has died
-# again since %(since)s.
+# OUTCOMES - look redriven messages up. No lock.
+# Returns the ids that still exist, and whether each was dead-lettered again after %(since)s.
 OUTCOMES = """
 SELECT id, coalesce(dead_lettered_at > %(since)s, false)
 FROM django_pgqueue_messagequeueitem
@@ -287,17 +289,17 @@ WHERE id = ANY (%(ids)s)
 
 
 def outcomes(ids: Sequence[int], since: datetime, using: str) -> dict[int, bool]:
-    """Return, of these messages, those that are still there, and whether each has died again after ``since``."""
+    """Return the ids of the messages that still exist, and whether each was dead-lettered again after ``since``."""
     rows: list[Any] = session.run(using, OUTCOMES, ids=list(ids), since=since)
     return dict(rows)
 
 
 def sanitize(text: object) -> str:
-    """Return text that PostgreSQL can store: no NUL, no lone surrogate, capped."""
+    """Return the object's text as PostgreSQL can store it: without NUL and lone surrogates, and cut to length."""
     text = str(text)
     return storable(text if len(text) <= MAX_REASON_LENGTH else f"{text[:MAX_REASON_LENGTH]}…")
 
 
 def storable(text: str) -> str:
-    """Return text that PostgreSQL can store: no NUL, no lone surrogate."""
+    """Return text as PostgreSQL can store it: without NUL and lone surrogates."""
     return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Make queues, write their attributes, mark them as in use."""
+"""Create queues, write their attributes and mark them as in use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Declaration:
     exclusive: bool = False
     dead_letter: str | None = None
     max_deliveries: int = 5
-    #: The topics that it is bound to: name, and the TTL of copies in seconds (None: the default).
+    #: The topics that the queue is bound to: name, and the TTL of copies in seconds (None: the default).
     bindings: tuple[tuple[str, float | None], ...] = ()
 
     @cached_property
@@ -40,14 +40,14 @@ class Declaration:
 
     @property
     def dead_letter_target(self) -> str | None:
-        """Where its dead letters go. None: they are parked."""
+        """The name of its dead-letter queue. None: dead letters are parked on the queue itself."""
         if self.dead_letter is not None or self.name.endswith(".dead"):
             return self.dead_letter
         return f"{self.name}.dead"
 
 
-# DECLARE_QUEUE - make a queue, or write its attributes where they differ, and refresh it.
-# Locks: the queue's row, waiting for it if need be. For an explicit declare(), never for publish.
+# DECLARE_QUEUE - create a queue, or write its attributes where they differ, and refresh it.
+# Locks: the queue's row, waiting for it if necessary. For an explicit declare(), never for publish.
 # Returns one row: created.
 DECLARE_QUEUE = """
 INSERT INTO django_pgqueue_messagequeue
@@ -67,17 +67,17 @@ RETURNING xmax = 0
 
 def declare(declaration: Declaration, using: str) -> bool:
     """
-    Make the queue and its dead-letter queue, or write the attributes where they differ.
+    Create the queue and its dead-letter queue, or write the attributes where they differ.
 
-    Refreshes the queue. May wait for its row. Inside a transaction it is part of it. Returns
-    whether the queue was created.
+    Refreshes the queue. May wait for its row. Inside a transaction, the changes are part of that transaction.
+    Returns whether the queue was created.
     """
     connection = connections[using]
     target = declaration.dead_letter_target
     known = beliefs.is_known(connection, declaration.name)
     created = False
     _refuse_cycle(declaration, using)
-    # In name order, as every statement that touches several queues.
+    # In name order, like every statement that touches several queues.
     for name in sorted({declaration.name, target or declaration.name}):
         if name == declaration.name:
             ((created,),) = session.run(using, DECLARE_QUEUE, **declaration.params)
@@ -85,14 +85,14 @@ def declare(declaration: Declaration, using: str) -> bool:
             ensure_dead_letter_queue(declaration.name, name, using)
     if created:
         finish_row(connection, declaration, known=known)
-    # Once more where it was created: there an error is only logged, and here the caller has to know.
+    # Repeated for a new queue: finish_row() only logs an error, but the caller must see it.
     _bind_declared(declaration, using)
     beliefs.remember(connection, declaration.name)
     return created
 
 
-# DEAD_LETTER_CHAIN - where dead letters of a queue would go next, and next, as stored: it ends where
-# it comes to a queue for the second time.
+# DEAD_LETTER_CHAIN - follow the stored dead-letter queues from a queue, until the chain ends or reaches a queue for
+# the second time.
 # Returns the names, in order.
 DEAD_LETTER_CHAIN = """
 WITH RECURSIVE chain (name, place) AS (
@@ -107,22 +107,21 @@ SELECT name FROM chain WHERE NOT is_cycle ORDER BY place
 
 
 def _refuse_cycle(declaration: Declaration, using: str) -> None:
-    """Raise ``ValueError`` where the stored dead-letter queues would lead back to the queue."""
+    """Raise ``ValueError`` if the stored dead-letter queues would lead back to the queue."""
     if declaration.dead_letter is None:
         return
     rows = session.run(using, DEAD_LETTER_CHAIN, target=declaration.dead_letter)
     chain = [name for (name,) in rows]
     if declaration.name in chain:
         there = " -> ".join([declaration.name, *chain[: chain.index(declaration.name) + 1]])
-        raise ValueError(f"dead-letter queues must not lead back: {there}")
+        raise ValueError(f"dead-letter queues must not form a cycle: {there}")
 
 
-# REFRESH_QUEUE - mark a queue as in use, unless somebody did so within the last %(ttl)s seconds,
-# and write its declared attributes along.
-# Locks: the queue's row FOR NO KEY UPDATE, if it is stale and nobody else holds it: never waits,
-# never makes a publisher wait. A fresh row is not even locked, because the test for staleness
-# stands in the locking SELECT.
-# Returns one row: exists, fresh, refreshed, differs (the stored attributes are not the declared).
+# REFRESH_QUEUE - mark a queue as in use and write its declared attributes, unless it was marked within the last
+# %(ttl)s seconds.
+# Locks: the queue's row FOR NO KEY UPDATE, if it is stale and nobody else holds it. Never waits, and never makes a
+# publisher wait. A fresh row is not locked, because the locking SELECT tests for staleness.
+# Returns one row: exists, fresh, refreshed, differs (the stored attributes differ from the declared ones).
 REFRESH_QUEUE = """
 WITH stale AS MATERIALIZED (
     SELECT name
@@ -156,7 +155,7 @@ SELECT EXISTS (SELECT FROM seen),
 
 
 def refresh(connection: BaseDatabaseWrapper, declaration: Declaration, key: Key) -> None:
-    """Mark the queue as in use, at most once per DECLARE_TTL and without waiting; make it if gone."""
+    """Mark the queue as in use, at most once per DECLARE_TTL and without waiting. Create it if it is missing."""
     if beliefs.is_fresh(key):
         return
     params = {**declaration.params, "ttl": settings.DECLARE_TTL}
@@ -169,7 +168,7 @@ def refresh(connection: BaseDatabaseWrapper, declaration: Declaration, key: Key)
         logger.warning("queue declared differently queue=%s written=%s", declaration.name, refreshed)
 
 
-# ENSURE_QUEUE - the healing half of ENSURE_AND_PUBLISH alone, for publish_many.
+# ENSURE_QUEUE - create a missing queue: the first half of ENSURE_AND_PUBLISH, for publish_many.
 # Returns one row: created.
 ENSURE_QUEUE = """
 INSERT INTO django_pgqueue_messagequeue
@@ -182,14 +181,14 @@ RETURNING xmax = 0
 
 
 def ensure_row(connection: BaseDatabaseWrapper, declaration: Declaration) -> bool:
-    """Make the queue's row if it is gone. Returns whether it was made."""
+    """Create the queue's row if it is missing. Returns whether it was created."""
     ((created,),) = session.run(connection.alias, ENSURE_QUEUE, **declaration.params)
     return bool(created)
 
 
-# ENSURE_DEAD_LETTER_QUEUE - make the queue that takes another queue's dead letters, if it is not
-# there. The default one, NAME.dead, is auto-deleted if NAME is; a configured one is standing.
-# Locks: nothing that is there.
+# ENSURE_DEAD_LETTER_QUEUE - create the queue that takes another queue's dead letters, if it is missing.
+# The default one, NAME.dead, is auto-deleted if NAME is; a configured one is standing.
+# Locks: no existing row.
 ENSURE_DEAD_LETTER_QUEUE = """
 INSERT INTO django_pgqueue_messagequeue (name, auto_deleted)
 SELECT %(target)s,
@@ -201,12 +200,12 @@ ON CONFLICT (name) DO NOTHING
 
 
 def ensure_dead_letter_queue(name: str, target: str, using: str) -> None:
-    """Make the queue ``target``, which takes the dead letters of queue ``name``, if it is gone."""
+    """Create the queue ``target``, which takes the dead letters of queue ``name``, if it is missing."""
     session.run(using, ENSURE_DEAD_LETTER_QUEUE, name=name, target=target)
 
 
 def create(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
-    """Make the queue and its dead-letter queue if they are gone."""
+    """Create the queue and its dead-letter queue if they are missing."""
     known = beliefs.is_known(connection, declaration.name)
     created = ensure_row(connection, declaration)
     target = declaration.dead_letter_target
@@ -217,10 +216,10 @@ def create(connection: BaseDatabaseWrapper, declaration: Declaration) -> None:
     beliefs.remember(connection, declaration.name)
 
 
-# RECORD_RETURN - a queue that is made again leaves an event that says why it was gone: revived (the
-# last event is the reaper's tombstone) or vanished (none, and %(known)s: this process had known it).
-# Locks: nothing; an event is only ever added.
-# Returns the kind, or no row: a first use.
+# RECORD_RETURN - record why a queue that is created again was missing: revived (its last event is the reaper's
+# tombstone) or vanished (it has no tombstone, and %(known)s: this process had seen the queue).
+# Locks: nothing; it only inserts.
+# Returns the kind. No row: this is the first use.
 RECORD_RETURN = """
 INSERT INTO django_pgqueue_queueevent (queue, kind)
 SELECT %(name)s, cause.kind
@@ -238,9 +237,9 @@ RETURNING kind
 
 def finish_row(connection: BaseDatabaseWrapper, declaration: Declaration, *, known: bool) -> None:
     """
-    Finish a row that was made: its bindings, the event that says why it was gone, and the signal.
+    Complete a new row: write its bindings, record why the queue was missing, and send the signal.
 
-    Part of the transaction that made it, if there is one.
+    Inside a transaction, this is part of that transaction.
     """
     using = connection.alias
     try:
@@ -249,9 +248,9 @@ def finish_row(connection: BaseDatabaseWrapper, declaration: Declaration, *, kno
     except (DatabaseError, InterfaceError):
         if not connection.get_autocommit():
             raise
-        # The queue, and a message with it, is committed: its publisher must not take it for failed.
+        # The queue is committed, possibly with a message. An error would make the publisher believe that it failed.
         rows = [("vanished",)] if known else []
-        logger.warning("event of a queue that was made again not recorded queue=%s", declaration.name, exc_info=True)
+        logger.warning("event of a recreated queue not recorded queue=%s", declaration.name, exc_info=True)
 
     def tell() -> None:
         if rows:
@@ -270,7 +269,7 @@ def _bind_declared(declaration: Declaration, using: str) -> None:
 
 
 class QueueAttributes(NamedTuple):
-    """A queue's attributes, as its row has them."""
+    """A queue's attributes, as stored in its row."""
 
     durable: bool
     auto_deleted: bool
@@ -279,7 +278,7 @@ class QueueAttributes(NamedTuple):
     max_deliveries: int
 
 
-# QUEUE_ATTRIBUTES - a queue's attributes, by the key. No lock.
+# QUEUE_ATTRIBUTES - read a queue's attributes, by primary key. No lock.
 QUEUE_ATTRIBUTES = """
 SELECT durable, auto_deleted, exclusive, dead_letter, max_deliveries
   FROM django_pgqueue_messagequeue
@@ -288,14 +287,14 @@ SELECT durable, auto_deleted, exclusive, dead_letter, max_deliveries
 
 
 def stored(name: str, using: str) -> QueueAttributes | None:
-    """Return a queue's attributes, None if it has no row."""
+    """Return a queue's attributes, or None if it has no row."""
     rows = session.run(using, QUEUE_ATTRIBUTES, name=name)
     return QueueAttributes(*rows[0]) if rows else None
 
 
 # TOUCH_QUEUES - mark these queues as in use, each under the same condition as REFRESH_QUEUE.
 # Locks: stale rows that nobody holds, in name order. Never waits.
-# Returns the names of those that exist.
+# Returns the names of the queues that exist.
 TOUCH_QUEUES = """
 WITH stale AS MATERIALIZED (
     SELECT name
@@ -314,7 +313,7 @@ SELECT name FROM django_pgqueue_messagequeue WHERE name = ANY (%(names)s)
 
 
 def touch(names: Sequence[str], using: str) -> set[str]:
-    """Mark queues as in use, without waiting. Returns the names of those that exist."""
+    """Mark queues as in use, without waiting. Returns the names of the queues that exist."""
     rows = session.run(
         using,
         TOUCH_QUEUES,
@@ -324,16 +323,16 @@ def touch(names: Sequence[str], using: str) -> set[str]:
     return {name for (name,) in rows}
 
 
-# QUEUE_EXISTS - the name, or no row.
+# QUEUE_EXISTS - look a queue up. Returns the name, or no row.
 QUEUE_EXISTS = "SELECT name FROM django_pgqueue_messagequeue WHERE name = %(name)s"
 
 
 def exists(name: str, using: str) -> bool:
-    """Tell whether the queue has a row."""
+    """Return whether the queue has a row."""
     return bool(session.run(using, QUEUE_EXISTS, name=name))
 
 
 def ensure(declaration: Declaration, using: str) -> None:
-    """Make the queue if it is gone."""
+    """Create the queue if it is missing."""
     if not exists(declaration.name, using):
         create(connections[using], declaration)

@@ -1,4 +1,4 @@
-"""What the database and its server say of themselves."""
+"""Read the state of the database and its server."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from django_pgqueue.services import consumers, session
 
-# So many messages of each queue are looked at where a bounded look has to do.
 SAMPLE_SIZE = 1_000
 
 
-# FOREIGN_KEY - the foreign key as PostgreSQL has it.
+# FOREIGN_KEY - read the definition of the foreign key. No lock.
+# Returns one row: whether it is SET NULL, not deferrable, validated, enforced. No row: it is missing.
 FOREIGN_KEY = """
 SELECT confdeltype = 'n', NOT condeferrable, convalidated,
        NOT EXISTS (SELECT
@@ -26,23 +26,23 @@ WHERE conname = 'django_pgqueue_item_queue_fk'
 
 
 def foreign_key_state(using: str) -> tuple[bool, ...] | None:
-    """Return whether the foreign key is SET NULL, not deferrable, validated, enforced. None: it is missing."""
+    """Return whether the foreign key is SET NULL, not deferrable, validated and enforced. None: it is missing."""
     rows = session.run(using, FOREIGN_KEY)
     return rows[0] if rows else None
 
 
 class MigratedSchema(NamedTuple):
-    """What migrations made, as the database has it. None: missing."""
+    """The state of what migrations created. None: it is missing."""
 
     claim_index: bool | None
     orphan_trigger: bool | None
-    #: Tables that autovacuum is switched off for.
+    #: Tables for which autovacuum is disabled.
     unvacuumed: list[str]
 
 
-# SCHEMA - what else migrations made, as PostgreSQL has it.
-# Returns one row: whether claims can use their index (null: it is missing), whether the trigger that keeps
-# orphans fires (null: missing), and the tables that autovacuum is switched off for.
+# SCHEMA - read the state of everything else that migrations created. No lock.
+# Returns one row: whether claims can use their index (null: it is missing), whether the trigger that keeps orphans is
+# enabled (null: it is missing), and the tables for which autovacuum is disabled.
 SCHEMA = """
 SELECT (SELECT indisvalid AND indisready AND indoption::text = '0 0 0'
                AND ARRAY(SELECT pg_get_indexdef(indexrelid, number, true)
@@ -62,32 +62,32 @@ SELECT (SELECT indisvalid AND indisready AND indoption::text = '0 0 0'
 
 
 def schema(using: str) -> MigratedSchema:
-    """Look at what migrations made, but for the foreign key."""
+    """Return the state of what migrations created, apart from the foreign key."""
     return MigratedSchema(*session.run(using, SCHEMA)[0])
 
 
 class Server(NamedTuple):
     """The server, as the role of this connection sees it."""
 
-    #: As in ``server_version_num``: 180000 and more is PostgreSQL 18.
+    #: As in ``server_version_num``: 180000 is PostgreSQL 18.0.
     version: int
     vacuums: bool
     #: Seconds since 1970.
     clock: float
-    #: 0 to 1.
+    #: The fraction of the notification queue that is in use, 0 to 1.
     notification_queue: float
-    #: For roles that are no superusers.
+    #: The connections available to roles that are not superusers.
     connections: int
     multixact_age: int
     multixact_freeze_age: int
-    #: Whether the role sees what other sessions do.
+    #: Whether the role may see the activity of other sessions.
     sees_all: bool
 
 
-# SERVER - the server, as this role sees it.
-# Returns one row: version number, whether autovacuum runs, the clock as seconds since 1970, how full the queue of
-# notifications is (0 to 1), how many connections there are for ordinary roles, the age of the oldest MultiXact
-# of all databases, the age at which autovacuum deals with them, and whether this role sees what others run.
+# SERVER - read the state of the server, as this role sees it. No lock.
+# Returns one row: version number, whether autovacuum runs, the clock as seconds since 1970, how full the notification
+# queue is (0 to 1), the connections available to ordinary roles, the age of the oldest MultiXact of all databases, the
+# age at which autovacuum freezes them, and whether this role may see the activity of others.
 SERVER = """
 SELECT current_setting('server_version_num')::int,
        current_setting('autovacuum')::boolean AND current_setting('track_counts')::boolean,
@@ -101,11 +101,11 @@ SELECT current_setting('server_version_num')::int,
 
 
 def server(using: str) -> Server:
-    """Look at the server."""
+    """Return the state of the server."""
     return Server(*session.run(using, SERVER)[0])
 
 
-# DEAD_ROWS - rows that vacuum has not removed yet, as the statistics have it.
+# DEAD_ROWS - read the number of rows that vacuum has not removed yet, from the server's statistics. No lock.
 # Returns table, dead rows, live rows.
 DEAD_ROWS = """
 SELECT relname::text, n_dead_tup, n_live_tup
@@ -116,7 +116,7 @@ ORDER BY 1
 
 
 def dead_rows(using: str) -> list[tuple[str, int, int]]:
-    """Return each table with its dead and its live rows, as the server's statistics have them."""
+    """Return each table with its numbers of dead and live rows, from the server's statistics."""
     return [(table, dead, live) for table, dead, live in session.run(using, DEAD_ROWS)]
 
 
@@ -125,12 +125,12 @@ class Holder(NamedTuple):
 
     kind: str
     name: str
-    #: None: not known.
+    #: None: unknown.
     seconds: float | None
 
 
-# HOLDERS - what has held back vacuum in this database for %(age)s seconds or more.
-# A standby's or a slot's age in seconds is not known; a slot counts while nobody reads from it.
+# HOLDERS - find what has held back vacuum in this database for %(age)s seconds or more. No lock.
+# The age of a standby or a slot is unknown. A slot counts while nobody reads from it.
 # Returns kind, name, seconds or null; the longest first.
 HOLDERS = """
 SELECT 'session',
@@ -160,19 +160,19 @@ def holders(age: float, using: str) -> list[Holder]:
 
 
 class Backlog(NamedTuple):
-    """The head of a queue, and who is there to take it."""
+    """The oldest due message of a queue, and whether a consumer can take it."""
 
     name: str
     paused: bool
     has_consumer: bool
-    #: Seconds. None: nothing is due among the messages that were looked at.
+    #: In seconds. None: none of the messages that were read is due.
     oldest_due_age: float | None
 
 
-# BACKLOGS - the oldest due age at the head of each queue's two walks (of the queues named or, with null, of all),
-# and who is there to take it. Bounded.
-# Returns name, whether it is paused, whether a consumer that lives names it, seconds or null. %(heartbeat_timeout)s:
-# seconds since the last heartbeat of a consumer that counts.
+# BACKLOGS - measure the oldest due age of the named queues (null: all), at the head of each queue's two walks.
+# Bounded: reads at most %(limit)s messages in each walk. %(heartbeat_timeout)s: seconds after its last heartbeat for
+# which a consumer counts as alive. No lock.
+# Returns name, whether the queue is paused, whether a live consumer names it, seconds or null.
 # Index: django_pgqueue_item_claim_idx.
 BACKLOGS = """
 SELECT queue.name,
@@ -204,7 +204,7 @@ ORDER BY queue.name
 
 
 def backlogs(using: str, names: Sequence[str] | None = None) -> list[Backlog]:
-    """Look at the head of each of these queues (None: all)."""
+    """Return the ``Backlog`` of each of these queues (None: all)."""
     chosen = None if names is None else list(names)
     rows = session.run(
         using, BACKLOGS, names=chosen, heartbeat_timeout=consumers.heartbeat_timeout(), limit=SAMPLE_SIZE
@@ -212,8 +212,8 @@ def backlogs(using: str, names: Sequence[str] | None = None) -> list[Backlog]:
     return [Backlog(*row) for row in rows]
 
 
-# RECENT_LETTERS - how many of the youngest %(limit)s dead letters of each queue were set aside within %(age)s
-# seconds. Skips from queue to queue.
+# RECENT_LETTERS - count how many of the newest %(limit)s dead letters from each queue were dead-lettered within
+# %(age)s seconds. Skips from queue to queue. No lock.
 # Index: django_pgqueue_item_dead_idx.
 RECENT_LETTERS = """
 WITH RECURSIVE origin AS (
@@ -247,11 +247,11 @@ SELECT name, letters FROM recent WHERE letters > 0 ORDER BY name
 
 
 def recent_letters(age: float, using: str) -> dict[str, int]:
-    """Count the messages of each queue that were set aside within ``age`` seconds, at most ``SAMPLE_SIZE``."""
+    """Count the messages of each queue that were dead-lettered within ``age`` seconds, at most ``SAMPLE_SIZE``."""
     return dict(session.run(using, RECENT_LETTERS, age=age, limit=SAMPLE_SIZE))
 
 
-# VANISHED - how often queues vanished within %(age)s seconds.
+# VANISHED - count how often each queue vanished within %(age)s seconds. No lock.
 # Index: django_pgqueue_event_at_idx.
 VANISHED = """
 SELECT queue, count(*)

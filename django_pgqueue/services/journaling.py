@@ -1,4 +1,4 @@
-"""What the testing helpers ask of what was published: the rows themselves, and whether their transactions count."""
+"""Read published messages, and the state of their transactions, for the testing helpers."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from django.db import connections
 
 
 class Row(NamedTuple):
-    """A message as it was published, and where it was written."""
+    """A message as it was published, with the transaction and the table file that it was written to."""
 
     id: int
     queue: str
-    #: JSON text, as the headers are.
+    #: JSON text, like the headers.
     payload: str
     headers: str
     #: Seconds until it was due.
     delay: float
-    #: Seconds from then to its expiry. None: never.
+    #: Seconds from the due time to the expiry. None: it never expires.
     ttl: float | None
-    #: The transaction that inserted it, as the row holds it.
+    #: The transaction that inserted it, as stored in the row.
     xmin: int
-    #: The file that the table was then: another one since it was emptied.
+    #: The table's file at that time. TRUNCATE gives the table another one.
     file: int
 
 
 def _rows(using: str, statement: str, **params: Any) -> list[tuple[Any, ...]]:
-    """Run a statement round Django's cursors: a test may count or log what goes through these."""
+    """Run a statement without Django's cursors, whose statements a test may count or log."""
     connection = connections[using]
     connection.ensure_connection()
     with connection.wrap_database_errors:
@@ -35,8 +35,8 @@ def _rows(using: str, statement: str, **params: Any) -> list[tuple[Any, ...]]:
     return rows
 
 
-# PUBLISHED_SINCE - the messages after an id, or those of %(ids)s among them, as they were published: a retry and a move
-# to a dead-letter queue write a due time of their own.
+# PUBLISHED_SINCE - read the messages after an id, or those of %(ids)s among them, as they were published. (A retry and
+# a move to a dead-letter queue write their own due time.)
 # No lock.
 # Returns the columns of Row, in the order of ids.
 PUBLISHED_SINCE = """
@@ -53,18 +53,18 @@ ORDER BY id
 
 
 def published_since(since: int, using: str) -> list[Row]:
-    """Return the messages that are there, after an id."""
+    """Return the existing messages after the id ``since``."""
     return [Row(*row) for row in _rows(using, PUBLISHED_SINCE, since=since, ids=None)]
 
 
 def published_as(ids: Iterable[int], using: str) -> list[Row]:
-    """Return those of these messages that are there."""
+    """Return those of the messages that still exist."""
     return [Row(*row) for row in _rows(using, PUBLISHED_SINCE, since=0, ids=_array(ids))]
 
 
-# FATES - what became of transactions, of subtransactions too. A row holds the lower half of their numbers.
+# FATES - read the status of transactions and subtransactions. A row holds the lower half of their numbers.
 # No lock.
-# Returns each xmin with "committed", "aborted", "in progress", or NULL for one of long ago.
+# Returns each xmin with "committed", "aborted" or "in progress", or NULL if it is too old.
 FATES = """
 WITH next AS (
     SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS xid
@@ -78,7 +78,7 @@ FROM noted
 
 
 def fates(xmins: Iterable[int], using: str) -> dict[int | None, str | None]:
-    """Return what became of these transactions."""
+    """Return the status of each of these transactions: committed, aborted or in progress. None: it is too old."""
     return dict(_rows(using, FATES, xmins=_array(xmins)))
 
 
@@ -86,33 +86,33 @@ def _array(numbers: Iterable[int]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
 
 
-# MAY_READ - a role that publishes need not be one that may read. No lock.
+# MAY_READ - check whether this role may read messages, which a publisher need not. No lock.
 MAY_READ = "SELECT has_table_privilege('django_pgqueue_messagequeueitem', 'SELECT')"
 
 
 def may_read(using: str) -> bool:
-    """Tell whether this role may read messages."""
+    """Return whether this role may read messages."""
     ((may,),) = _rows(using, MAY_READ)
     return bool(may)
 
 
-# TABLE_FILE - the file of the messages' table: TRUNCATE gives it another one. No lock.
+# TABLE_FILE - read the number of the message table's file. TRUNCATE gives the table another one. No lock.
 TABLE_FILE = "SELECT pg_relation_filenode('django_pgqueue_messagequeueitem'::regclass)"
 
 
 def table_file(using: str) -> int:
-    """Return the number of the file that the messages' table is."""
+    """Return the number of the message table's file."""
     ((file,),) = _rows(using, TABLE_FILE)
     return int(file)
 
 
-# LAST_ID - of what was published so far, 0 for nothing. No lock.
+# LAST_ID - read the highest id that was assigned to a message so far, or 0. No lock.
 LAST_ID = """
 SELECT coalesce(pg_sequence_last_value(pg_get_serial_sequence('django_pgqueue_messagequeueitem', 'id')::regclass), 0)
 """
 
 
 def last_id(using: str) -> int:
-    """Return the highest id that was given to a message so far."""
+    """Return the highest id that was assigned to a message so far, or 0."""
     ((last,),) = _rows(using, LAST_ID)
     return int(last)

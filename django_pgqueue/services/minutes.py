@@ -1,4 +1,4 @@
-"""What became of messages, minute by minute."""
+"""How many messages were published, handled and failed, minute by minute."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import NamedTuple
 
 from django_pgqueue.services import session
 
-# Seconds for which minutes are kept, for charts: a day.
+# In seconds: minutes are kept for a day, for charts.
 MINUTE_AGE = 86_400.0
 
 
 class Tally(NamedTuple):
-    """What became of messages of one queue, in numbers."""
+    """How many messages of one queue were handled, failed, dead-lettered and published."""
 
     handled: int = 0
-    #: Deliveries after which a message was given back.
+    #: Deliveries that failed and were given back.
     failed: int = 0
     dead_lettered: int = 0
-    #: When these were published: how many of them that had not been settled before, by minutes since 1970.
+    #: Of these messages, those that were settled for the first time: how many were published in each minute since 1970.
     published: Mapping[int, int] = MappingProxyType({})
 
     def since(self, earlier: Tally) -> Tally:
-        """Return what was added to ``earlier``."""
+        """Return the difference from ``earlier``."""
         published = {minute: count - earlier.published.get(minute, 0) for minute, count in self.published.items()}
         return Tally(
             self.handled - earlier.handled,
@@ -33,9 +33,9 @@ class Tally(NamedTuple):
         )
 
 
-# COUNT_MINUTE - add what a consumer did with each queue's messages to the minute that it is now, and how many of
-# them were published to the minutes in which they were, given as minutes since 1970. What is older than %(age)s
-# seconds is not kept, and no minute is that has not come.
+# COUNT_MINUTE - add a consumer's counts for each queue to the current minute, and its counts of published messages to
+# the minutes in which they were published, given as minutes since 1970.
+# Minutes that are more than %(age)s seconds old, or in the future, are ignored.
 # Locks: the rows of these queues and minutes, in this order.
 COUNT_MINUTE = """
 INSERT INTO django_pgqueue_queueminute AS kept (queue, minute, handled, failed, dead_lettered, published)
@@ -60,7 +60,7 @@ SET handled = kept.handled + excluded.handled,
 
 
 def count_minute(tallies: Mapping[str, Tally], using: str) -> None:
-    """Add what became of messages, by queue, to the minute that it is now and to those of their publishing."""
+    """Add the tallies, by queue, to the current minute and to the minutes in which the messages were published."""
     told = list(tallies.values())
     published = [(queue, *each) for queue, tally in tallies.items() for each in tally.published.items()]
     session.run(
@@ -78,18 +78,18 @@ def count_minute(tallies: Mapping[str, Tally], using: str) -> None:
 
 
 class Minute(NamedTuple):
-    """One minute of a queue."""
+    """The counts of a queue in one minute."""
 
-    #: Minutes before the present one, which is 0.
+    #: Minutes before the current one, which is 0.
     ago: int
     handled: int
     failed: int
     dead_lettered: int
-    #: In this minute, and settled since.
+    #: Messages that were published in this minute and have been settled since.
     published: int = 0
 
 
-# MINUTES - the last %(minutes)s minutes of these queues.
+# MINUTES - read the last %(minutes)s minutes of these queues. No lock.
 MINUTES = """
 SELECT queue,
        (extract(epoch FROM date_trunc('minute', statement_timestamp()) - minute) / 60)::int,
@@ -102,7 +102,7 @@ ORDER BY queue, minute
 
 
 def minutes(names: Sequence[str], count: int, using: str) -> dict[str, list[Minute]]:
-    """Return the last ``count`` minutes of these queues, the oldest first. Those in which nothing was are missing."""
+    """Return the last ``count`` minutes of these queues, oldest first. Minutes without any messages are left out."""
     found: dict[str, list[Minute]] = {name: [] for name in names}
     for name, *minute in session.run(using, MINUTES, names=list(names), minutes=count):
         found[name].append(Minute(*minute))
@@ -110,20 +110,21 @@ def minutes(names: Sequence[str], count: int, using: str) -> dict[str, list[Minu
 
 
 class Newest(NamedTuple):
-    """When the newest messages of a queue that wait were published, of those that wait since without a delay."""
+    """When the newest waiting messages of a queue were published, without delayed and retried messages."""
 
-    #: How many, by minutes before the present one.
+    #: How many messages, by minutes before the current one.
     by_minute: Mapping[int, int] = MappingProxyType({})
-    #: Seconds since the first of them.
+    #: Seconds since the oldest of these messages was published.
     span: float = 0.0
-    #: Whether there may be more.
+    #: Whether there may be more messages.
     more: bool = False
 
 
-# NEWEST - when the newest messages of these queues were published: no more than %(most)s of each are looked at, of
-# those that were published without a delay and have not come back.
-# Returns name, minutes ago (%(minutes)s for all that are older), how many, and seconds since the first of them; no
-# row of a queue without any.
+# NEWEST - count the newest messages of these queues by the minute in which they were published.
+# Reads at most %(most)s messages of each queue, of those that were published without a delay and not retried.
+# No lock.
+# Returns name, minutes ago (%(minutes)s for all older ones), how many, and seconds since the oldest of them. A queue
+# without any has no row.
 # Index: django_pgqueue_item_claim_idx, from its end.
 NEWEST = """
 SELECT name, ago, count(*),
@@ -146,9 +147,9 @@ ORDER BY name, ago
 
 def newest(names: Sequence[str], most: int, count: int, using: str) -> dict[str, Newest]:
     """
-    Look at the newest messages of these queues, no more than ``most`` of each.
+    Return when the newest messages of these queues were published, reading at most ``most`` of each.
 
-    Those that are older than ``count`` minutes are counted together, as of ``count`` minutes ago.
+    Messages that are older than ``count`` minutes are counted together, as ``count`` minutes ago.
     """
     found: dict[str, dict[int, int]] = {name: {} for name in names}
     span = dict.fromkeys(names, 0.0)
@@ -159,15 +160,16 @@ def newest(names: Sequence[str], most: int, count: int, using: str) -> dict[str,
 
 
 class LetterHistory(NamedTuple):
-    """How many messages a queue gave up lately, and before; ``seconds`` that the time before covers."""
+    """How many messages a queue dead-lettered recently, and in the ``seconds`` before that."""
 
     recent: int
     before: int
     seconds: float
 
 
-# LETTER_HISTORY - what these queues gave up in the last %(age)s seconds, and before that.
-# Returns name, how many then, how many before, and seconds that the time before covers.
+# LETTER_HISTORY - count the messages that these queues dead-lettered in the last %(age)s seconds, and before that.
+# No lock.
+# Returns name, the recent count, the count before that, and the seconds that the latter covers.
 LETTER_HISTORY = """
 SELECT queue,
        coalesce(sum(dead_lettered) FILTER (WHERE is_recent), 0)::bigint,
@@ -184,12 +186,13 @@ ORDER BY queue
 
 
 def letter_history(names: Sequence[str], age: float, using: str) -> dict[str, LetterHistory]:
-    """Return what the minutes of these queues tell of dead letters: of the last ``age`` seconds, and of before."""
+    """Return how many messages these queues dead-lettered in the last ``age`` seconds, and before that."""
     rows = session.run(using, LETTER_HISTORY, names=list(names), age=age)
     return {name: LetterHistory(*history) for name, *history in rows}
 
 
-# FORGET_MINUTES - drop minutes a day old or older: a batch.
+# FORGET_MINUTES - delete a batch of minutes that are %(age)s seconds old or older.
+# Returns the ids.
 FORGET_MINUTES = """
 DELETE FROM django_pgqueue_queueminute
 WHERE id = ANY (ARRAY(SELECT id
@@ -202,5 +205,5 @@ RETURNING id
 
 
 def forget_minutes(limit: int, using: str) -> int:
-    """Remove a batch of minutes that are a day old or older. Returns how many."""
+    """Delete a batch of minutes that are a day old or older. Returns how many."""
     return len(session.run(using, FORGET_MINUTES, age=MINUTE_AGE, limit=limit))

@@ -1,4 +1,4 @@
-"""Wake consumers and live subscribers: channels, and NOTIFY after commit."""
+"""Wake consumers and live subscribers: channel names, and NOTIFY after commit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def notify(name: str, using: str) -> None:
     wake(connection, name, beliefs.key_of(connection, name))
 
 
-# NOTIFY - wake the consumers of a queue. Its own statement, after commit: inside the publishing
-# transaction it would make all commits of the database stand in line.
+# NOTIFY - wake the consumers of a queue. A separate statement after the commit: inside the publishing transaction it
+# would serialize all commits of the database.
 NOTIFY = "SELECT pg_notify(%(channel)s, '')"
 
 
@@ -32,19 +32,19 @@ def wake(connection: BaseDatabaseWrapper, name: str, key: Key) -> None:
     if now - beliefs.notified.get(key, -1e9) < settings.NOTIFY_INTERVAL:
         return
     if connection.get_autocommit():
-        # Stamped before it is sent, so that publishers in other threads don't send another meanwhile.
-        # Inside a transaction it is sent at the commit, which may not come.
+        # Set before sending, so that publishers in other threads do not send another notification meanwhile.
+        # Not set inside a transaction, which sends the notification at its commit and may be rolled back.
         beliefs.notified[key] = now
     try:
         session.run_often(connection, NOTIFY, {"channel": channel(name)})
     except (DatabaseError, InterfaceError):
-        # The message is committed, and a consumer that is not woken polls.
+        # The message is committed, and a consumer that is not woken finds it by polling.
         beliefs.notified.pop(key, None)
         logger.warning("consumers not notified queue=%s", name, exc_info=True)
 
 
 def channel(name: str) -> str:
-    """Return the notification channel of a queue. PostgreSQL cuts names at 63 bytes, so long ones are hashed."""
+    """Return the notification channel of a queue. Long names are hashed, as PostgreSQL limits channels to 63 bytes."""
     return _channel(settings.CHANNEL_PREFIX, name)
 
 

@@ -1,4 +1,4 @@
-"""What an operator does to a queue: pause, resume, purge."""
+"""Pause, resume and purge a queue."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from django_pgqueue import signals
 from django_pgqueue.exceptions import QueueNotFound
 from django_pgqueue.services import notifying, session
 
+<<<<<<< HEAD
 # PAUSE - stop claims of a queue. No declare writes this column: it belongs to operators.
 # Locks: the queue's row, as an update of a non-key column does.
 # Returns the name, or no row if there is no such queue.
+=======
+# PAUSE, RESUME - stop and start claims of a queue. declare() never writes this column.
+# Locks: the queue's row, like an update of a non-key column.
+# Returns the name. No row: there is no such queue.
+>>>>>>> engC
 PAUSE = """
 UPDATE django_pgqueue_messagequeue
 SET paused_at = coalesce(paused_at, statement_timestamp())
@@ -35,7 +41,7 @@ UPDATE django_pgqueue_messagequeue SET paused_at = NULL WHERE name = %(name)s RE
 
 
 def resume(name: str, using: str) -> None:
-    """Start them again, and wake the consumers. Raises ``QueueNotFound``."""
+    """Start claims of a queue again, and wake its consumers. Raises ``QueueNotFound``."""
     if not session.run(using, RESUME, name=name):
         raise QueueNotFound(name)
 
@@ -46,20 +52,19 @@ def resume(name: str, using: str) -> None:
     session.once_committed(tell, using)
 
 
-# IS_PAUSED - the name of a queue that is paused, or no row.
+# IS_PAUSED - check whether a queue is paused. No lock. Returns the name, or no row.
 IS_PAUSED = """
 SELECT name FROM django_pgqueue_messagequeue WHERE name = %(name)s AND paused_at IS NOT NULL
 """
 
 
 def is_paused(name: str, using: str) -> bool:
-    """Tell whether claims of a queue are stopped."""
+    """Return whether the queue is paused."""
     return bool(session.run(using, IS_PAUSED, name=name))
 
 
-# PURGE - delete a batch of what waits on a queue: all that nobody holds and that was published up to
-# %(before)s.
-# Locks: the batch, skipping what others hold.
+# PURGE - delete a batch of a queue's messages that nobody holds and that were published up to %(before)s.
+# Locks: the batch, skipping locked rows.
 # Index: django_pgqueue_item_claim_idx.
 # Returns the ids.
 PURGE = """
@@ -80,14 +85,14 @@ RETURNING id
 
 
 def purge(name: str, limit: int, before: datetime, using: str) -> int:
-    """Delete a batch of what nobody holds and was published up to ``before``. Returns how many."""
+    """Delete a batch of messages that nobody holds and that were published up to ``before``. Returns how many."""
     count = len(session.run(using, PURGE, name=name, limit=limit, before=before))
     if count:
         session.once_committed(lambda: signals.messages_purged.send_robust(name, using=using, count=count), using)
     return count
 
 
-# PURGEABLE - what PURGE would delete now, counted and changed in nothing.
+# PURGEABLE - count the messages that PURGE would delete now. No lock.
 PURGEABLE = """
 SELECT count(*)
 FROM django_pgqueue_messagequeueitem
@@ -97,6 +102,6 @@ WHERE queue_id = %(name)s
 
 
 def purgeable(name: str, using: str) -> int:
-    """Count what ``purge`` would delete now."""
+    """Count the messages that ``purge`` would delete now."""
     ((count,),) = session.run(using, PURGEABLE, name=name)
     return int(count)

@@ -1,4 +1,4 @@
-"""Insert messages, heal queues that are gone, and see to what follows a commit."""
+"""Insert messages, recreate missing queues, and schedule the work that follows a commit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOREIGN_KEY_NAME = "django_pgqueue_item_queue_fk"
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message on its way in: JSON texts, and seconds from now (None: no delay, no expiry)."""
+    """A message to publish: JSON texts, and seconds from now (None: no delay, no expiry)."""
 
     payload: str
     headers: str = "{}"
@@ -32,9 +32,10 @@ class Outgoing:
     expires_in: float | None = None
 
 
-# PUBLISH - the hot path in autocommit: one plain INSERT. A queue that is gone is a foreign-key
-# violation, raised here and not at COMMIT because the constraint is not deferrable.
+# PUBLISH - insert a message in autocommit: the hot path, one plain INSERT.
+# A missing queue is a foreign-key violation, raised here and not at COMMIT because the constraint is not deferrable.
 # Locks: KEY SHARE on the queue's row (by the foreign key's check), which publishers share.
+# Returns the id.
 PUBLISH = """
 INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)
 VALUES (%(name)s, %(payload)s::jsonb, %(headers)s::jsonb,
@@ -43,9 +44,9 @@ VALUES (%(name)s, %(payload)s::jsonb, %(headers)s::jsonb,
 RETURNING id
 """
 
-# PUBLISH_RELAXED - PUBLISH to a queue that is not durable: the commit of this one statement does not
-# wait for the disk. Only in autocommit, where the setting ends with the statement.
-# Locks: as PUBLISH.
+# PUBLISH_RELAXED - PUBLISH to a queue that is not durable: the commit of this one statement does not wait for the disk.
+# Only in autocommit, where the setting ends with the statement.
+# Locks: as PUBLISH. Returns the id.
 PUBLISH_RELAXED = """
 INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)
 SELECT %(name)s, %(payload)s::jsonb, %(headers)s::jsonb,
@@ -55,10 +56,10 @@ FROM set_config('synchronous_commit', 'off', true)
 RETURNING id
 """
 
-# PUBLISH_IF_QUEUE - the hot path inside a transaction: a queue that is gone gives no row instead of
-# an error, so the caller's transaction stays usable without a savepoint.
-# Locks: KEY SHARE on the queue's row. The lock is what makes "no row" certain: without it a
-# concurrent deletion surfaces as a foreign-key violation after all.
+# PUBLISH_IF_QUEUE - insert a message inside a transaction: the hot path.
+# A missing queue gives no row instead of an error, so the caller's transaction stays usable without a savepoint.
+# Locks: KEY SHARE on the queue's row. Without this lock, a concurrent deletion would raise a foreign-key violation.
+# Returns the id. No row: there is no such queue.
 PUBLISH_IF_QUEUE = """
 INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)
 SELECT queue.name, %(payload)s::jsonb, %(headers)s::jsonb,
@@ -75,9 +76,9 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
     """
     Insert a message and return its id.
 
-    In autocommit: one INSERT, committed on return. Inside a transaction it is part of it, and what
-    follows a commit (refresh, wake-up) runs when that transaction commits. A queue that is gone is
-    made again, or ``QueueNotFound`` is raised, as ``_heal`` decides.
+    In autocommit this is one INSERT, committed on return. Inside a transaction the message is part of that
+    transaction, and the refresh of the queue and the wake-up of its consumers run when it commits. A missing queue is
+    created again, or ``QueueNotFound`` is raised; ``_may_heal`` decides.
     """
     connection = connections[using]
     key = beliefs.key_of(connection, declaration.name)
@@ -109,7 +110,7 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
     return message_id
 
 
-# RELAX - the same for a transaction of the library's own, around PUBLISH_MANY.
+# RELAX - the same for the library's own transaction around PUBLISH_MANY.
 RELAX = "SET LOCAL synchronous_commit = off"
 
 
@@ -122,7 +123,7 @@ def publish_many(
     delay: float | None = None,
     expires_in: float | None = None,
 ) -> list[int]:
-    """Insert messages, all or none, and return their ids in order. ``chunks`` are JSON arrays of payloads."""
+    """Insert all messages or none, and return their ids in order. ``chunks`` are JSON arrays of payloads."""
     if not chunks:
         return []
     connection = connections[using]
@@ -167,17 +168,17 @@ def _publish_chunks(
     if not ids:
         _heal(connection, declaration, believed=believed)
         ids = _publish_chunk(connection, params, chunks[0])
-    # From here on this transaction holds KEY SHARE on the queue's row: it cannot go away.
+    # From here on this transaction holds KEY SHARE on the queue's row, so the queue cannot be deleted.
     for chunk in chunks[1:]:
         ids += _publish_chunk(connection, params, chunk)
     _follow_commit(connection, declaration, key, len(ids))
     return ids
 
 
-# PUBLISH_MANY - many payloads in one JSON array, unpacked by the server in their order.
-# Locks: KEY SHARE on the queue's row, taken first; no queue, no rows.
-# Returns the ids. They rise in the order of the payloads: identity values are drawn as the sorted
-# rows are inserted.
+# PUBLISH_MANY - insert many payloads from one JSON array, which the server unpacks in order.
+# Locks: KEY SHARE on the queue's row, taken first.
+# Returns the ids, ascending in the order of the payloads, because identity values are assigned as the sorted rows are
+# inserted. No rows: there is no such queue.
 PUBLISH_MANY = """
 WITH queue AS MATERIALIZED (
     SELECT name FROM django_pgqueue_messagequeue WHERE name = %(name)s FOR KEY SHARE
@@ -198,7 +199,7 @@ def _publish_chunk(connection: BaseDatabaseWrapper, params: dict[str, Any], payl
 
 
 def _is_missing_queue(error: IntegrityError) -> bool:
-    """Tell our own foreign key from every other integrity error, a trigger's 23503 included."""
+    """Return whether the app's own foreign key raised the error, and not another constraint or a trigger."""
     cause = error.__cause__
     return (
         getattr(cause, "sqlstate", None) == FOREIGN_KEY_VIOLATION
@@ -214,22 +215,22 @@ def _may_heal(
     error: Exception | None = None,
 ) -> None:
     """
-    Raise ``QueueNotFound`` where a missing queue must stay loud, and drop the belief in it.
+    Raise ``QueueNotFound`` if a missing queue must not be created again, and stop believing that it exists.
 
-    An auto-deleted queue may always be made again. A standing one only where this process had not
-    just seen it: vanished under a fresh cache, something is wrong. ``believed`` is what the process
-    believed when it sent the insert: another thread may have made the queue since, and believe in it.
+    An auto-deleted queue may always be created again. A standing queue may be created only if this process has not seen
+    it within DECLARE_TTL; a standing queue that vanished since then is an error. ``believed`` is the belief at the time
+    of the insert, because another thread may have created the queue since then.
     """
     beliefs.doubt(connection, declaration.name)
     if believed and not declaration.auto_deleted:
         raise QueueNotFound(declaration.name) from error
 
 
-# ENSURE_AND_PUBLISH - heal: make the queue that is gone and publish, in one statement.
-# Locks: the queue's row as an update of a non-key column does. DO NOTHING would leave an existing
-# row unlocked, to be deleted before the foreign key is checked; setting the key column would lock
-# as a deletion does, and one open publisher would block every healer.
-# Returns one row: id, created (false: somebody else healed first).
+# ENSURE_AND_PUBLISH - create a missing queue and insert a message, in one statement.
+# Locks: the queue's row, like an update of a non-key column. DO NOTHING would leave an existing row unlocked, and it
+# could be deleted before the foreign key is checked. Setting the key column would lock the row like a deletion, and one
+# open publisher would block all others that create the queue.
+# Returns one row: id, created (false: another session created the queue first).
 ENSURE_AND_PUBLISH = """
 WITH ensured AS (
     INSERT INTO django_pgqueue_messagequeue
@@ -279,9 +280,9 @@ def _heal(connection: BaseDatabaseWrapper, declaration: Declaration, *, believed
 
 
 def _follow_commit(connection: BaseDatabaseWrapper, declaration: Declaration, key: Key, count: int) -> None:
-    """See to the refresh and the wake-up after the commit, once per transaction and queue."""
+    """Refresh the queue and wake its consumers after the commit, once per transaction and queue."""
     if not connection.in_atomic_block:
-        return  # Manual transaction mode has no hooks; consumers poll.
+        return  # Django runs no commit hooks in manual transaction mode; consumers find the message by polling.
     name = declaration.name
     listed, hooks, counts = beliefs.hooks.get(connection, (None, {}, {}))
     if listed is not connection.run_on_commit:
@@ -291,7 +292,7 @@ def _follow_commit(connection: BaseDatabaseWrapper, declaration: Declaration, ke
             for gone in counts.keys() - hooks.keys():
                 del counts[gone]
         else:
-            # Another transaction. The hooks of the last one may be running just now, and have theirs.
+            # A new transaction. Hooks of the previous one may still be running, and keep their own counts.
             counts = {}
         beliefs.hooks[connection] = connection.run_on_commit, hooks, counts
     if name in hooks:
@@ -299,10 +300,10 @@ def _follow_commit(connection: BaseDatabaseWrapper, declaration: Declaration, ke
         return
     counts[name] = count
 
-    # Not the connection itself: held by its own entry, it would never be collected.
+    # Not the connection itself: its own entry would keep it from being garbage-collected.
     using = connection.alias
 
-    # A plain function: a partial breaks robust hooks on Django 5.2.
+    # A plain function, because a partial breaks robust hooks on Django 5.2.
     def refresh_and_notify() -> None:
         connection = connections[using]
         signals.messages_published.send_robust(name, using=using, count=counts[name])

@@ -1,4 +1,4 @@
-"""Remove what has expired or fallen idle, and adopt orphans."""
+"""Remove expired messages and idle queues, and adopt orphans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django_pgqueue import signals
 from django_pgqueue.services import consumers, dead_letters, notifying, session
 from django_pgqueue.services.declaring import Declaration
 
-# ORPHANED_NAMES - the queues that orphans belong to and that exist again.
+# ORPHANED_NAMES - find the existing queues that have orphans. No lock.
 ORPHANED_NAMES = """
 SELECT queue.name
 FROM django_pgqueue_messagequeue AS queue
@@ -26,14 +26,15 @@ ORDER BY queue.name
 
 
 def orphaned_names(using: str) -> list[str]:
-    """Return the names of queues that exist and that orphans belong to."""
+    """Return the names of the existing queues that have orphans."""
     return [name for (name,) in session.run(using, ORPHANED_NAMES)]
 
 
-# ADOPT - give a batch of orphans back to their queue. They come in through the due walk; their
-# expiry and a lease that somebody still holds stay as they are.
-# Locks: KEY SHARE on the queue (no row, nothing to do: a queue that is deleted again meanwhile is
-# not an error), then the orphans in id order, skipping what others hold.
+# ADOPT - return a batch of orphans to their queue.
+# Claims find them in the walk over due messages. Their expiry, and a lease that is still held, stay as they are.
+# Locks: KEY SHARE on the queue (if it has been deleted again, nothing is done and there is no error), then the orphans
+# in id order, skipping locked rows.
+# Returns the ids.
 # Index: django_pgqueue_item_orphan_idx.
 ADOPT = """
 WITH queue AS MATERIALIZED (
@@ -56,7 +57,7 @@ RETURNING id
 
 
 def adopt(name: str, limit: int, using: str) -> int:
-    """Give up to ``limit`` orphans back to their queue, in a transaction of its own. Returns how many."""
+    """Return up to ``limit`` orphans to their queue, in a separate transaction. Returns how many."""
     count = len(session.run(using, ADOPT, name=name, limit=limit))
     if count:
         signals.orphans_adopted.send_robust(name, using=using, count=count)
@@ -64,12 +65,12 @@ def adopt(name: str, limit: int, using: str) -> int:
     return count
 
 
-# EXPIRE - take a batch of expired messages that nobody holds, orphans as well, and delete those for
-# which no dead-letter queue was configured.
-# One walk for both kinds: a search for one of them would read past all of the other kind each time.
-# Locks: the batch, skipping what others hold.
+# EXPIRE - take a batch of expired messages that nobody holds, orphans included, and delete those whose queue has no
+# configured dead-letter queue.
+# One walk serves both kinds: a search for one of them would read past all of the other kind each time.
+# Locks: the batch, skipping locked rows.
 # Index: django_pgqueue_item_expiry_idx.
-# Returns id, queue, and whether it is still there, for DEAD_LETTER to move.
+# Returns id, queue, and whether the message was kept for DEAD_LETTER to move.
 EXPIRE = """
 WITH expired AS MATERIALIZED (
     SELECT id,
@@ -95,7 +96,7 @@ def expire(limit: int, using: str) -> tuple[int, int]:
     """
     Remove a batch of expired messages.
 
-    Returns how many were deleted and how many went to a configured dead-letter queue.
+    Returns how many were deleted and how many were moved to a configured dead-letter queue.
     """
     letters: dict[str, list[int]] = {}
     deleted: dict[str, int] = {}
@@ -113,9 +114,10 @@ def expire(limit: int, using: str) -> tuple[int, int]:
     return sum(deleted.values()), moved
 
 
-# EXHAUSTED - find lapsed messages that were delivered max_deliveries times. A claim that meets one
-# would dead-letter it; this is for queues that nobody claims from. Bounded: it looks at the head of
-# each queue's two walks. %(heartbeat_timeout)s: seconds since the last heartbeat of a consumer that counts.
+# EXHAUSTED - find messages that were delivered max_deliveries times and whose lease has expired.
+# A claim dead-letters the ones that it finds; this is for queues that nobody claims from. Bounded: it reads the head of
+# each queue's two walks. %(heartbeat_timeout)s: seconds after its last heartbeat for which a consumer counts as alive.
+# No lock. Returns id and queue.
 EXHAUSTED = """
 SELECT head.id, queue.name
 FROM django_pgqueue_messagequeue AS queue
@@ -144,7 +146,11 @@ WHERE head.lease_expires_at <= statement_timestamp()
 
 
 def dead_letter_exhausted(limit: int, using: str) -> int:
-    """Dead-letter lapsed messages that were delivered too often, at the head of each queue. Returns how many."""
+    """
+    Dead-letter messages that were delivered ``max_deliveries`` times and whose lease has expired.
+
+    Reads up to ``limit`` messages at the head of each queue's two walks. Returns how many were dead-lettered.
+    """
     found: dict[str, list[int]] = {}
     for message_id, name in session.run(using, EXHAUSTED, limit=limit, heartbeat_timeout=consumers.heartbeat_timeout()):
         found.setdefault(name, []).append(message_id)
@@ -155,8 +161,9 @@ def dead_letter_exhausted(limit: int, using: str) -> int:
     )
 
 
-# IDLE_QUEUES - the auto-deleted queues that may be reaped: idle, without any message, and not paused
-# (with its row the operators' pause would be gone).
+# IDLE_QUEUES - find the auto-deleted queues that may be reaped: idle, empty and not paused (deleting a paused queue's
+# row would lose the pause).
+# No lock. Returns name and idle seconds.
 IDLE_QUEUES = """
 SELECT name, (extract(epoch FROM statement_timestamp()) - extract(epoch FROM last_active))::float8
 FROM django_pgqueue_messagequeue AS queue
@@ -173,12 +180,12 @@ ORDER BY name
 
 
 def idle_queues(idle_for: float, using: str) -> list[tuple[str, float]]:
-    """Return name and idle seconds of the queues that may be reaped."""
+    """Return the name and the idle seconds of each queue that may be reaped."""
     return [(name, idle) for name, idle in session.run(using, IDLE_QUEUES, idle_for=idle_for)]
 
 
-# REAPABLE - what the reaper would find, counted and changed in nothing.
-# Returns one row: expired, of these with a configured dead-letter queue, orphans to adopt.
+# REAPABLE - count what the reaper would process now. No lock.
+# Returns one row: expired messages, those of them with a configured dead-letter queue, orphans to adopt.
 REAPABLE = """
 SELECT count(*) FILTER (WHERE item.expires_at <= statement_timestamp()),
        count(*) FILTER (WHERE item.expires_at <= statement_timestamp()
@@ -194,22 +201,20 @@ WHERE (item.lease_expires_at > statement_timestamp()) IS NOT TRUE
 
 
 def reapable(using: str) -> tuple[int, int, int]:
-    """Count what the reaper would delete as expired, dead-letter as expired, and adopt."""
+    """Return how many messages the reaper would delete as expired, dead-letter as expired, and adopt."""
     ((expired, moved, orphans),) = session.run(using, REAPABLE)
     return expired - moved, moved, orphans
 
 
 # LOCK_IDLE_QUEUE, LOCK_BINDINGS, DELETE_IDLE_QUEUE - reap one queue, in one short transaction.
-# The deletion is a statement of its own, because it must have a snapshot that is younger than the
-# locks: a message committed between the snapshot and the lock of a single statement would be cut
-# loose. What it leaves is a tombstone.
-# Locks: the queue's row and its bindings FOR UPDATE. A publisher in flight, to the queue or to a topic,
-# holds KEY SHARE on one of them: skipped. (A topic's publisher locks bindings first and waits for the
-# queue: the reaper never waits, so the two cannot deadlock.)
-# The commit does not wait for the disk: a queue that a crash brings back is idle, and reaped again.
-# Index: the claim index. The foreign key's own search for messages is a statement that the server
-# plans once in a session; a plan from when the table was empty would scan the table at every deletion,
-# so that this transaction wants no such plan.
+# The deletion is a separate statement because its snapshot must be younger than the locks. A message that is committed
+# between the snapshot and the lock of a single statement would be orphaned. The deletion leaves a tombstone.
+# Locks: the queue's row and its bindings FOR UPDATE, skipping locked rows. An open transaction that publishes to the
+# queue or to a topic holds KEY SHARE on one of them, so the queue is skipped. (A publisher to a topic locks bindings
+# first and then waits for the queue. The reaper never waits, so the two cannot deadlock.)
+# The commit does not wait for the disk: a queue that returns after a crash is idle, and is reaped again.
+# Index: the claim index. The server plans the foreign key's own search for messages once per session. A plan from when
+# the table was empty would scan the table at every deletion, so sequential scans are disabled in this transaction.
 LOCK_IDLE_QUEUE = """
 SELECT name, set_config('enable_seqscan', 'off', true), set_config('synchronous_commit', 'off', true)
 FROM django_pgqueue_messagequeue
@@ -250,9 +255,9 @@ SELECT idle_seconds FROM gone
 
 def reap_queue(name: str, idle_for: float, using: str) -> bool:
     """
-    Delete one queue if it still is idle and empty, and nobody holds its row.
+    Delete one queue if it is still idle and empty and nobody holds its row.
 
-    Its own short transaction. Returns whether it was deleted.
+    Runs in a short transaction of its own. Returns whether the queue was deleted.
     """
     with session.own_transaction(connections[using]) as cursor:
         cursor.execute(LOCK_IDLE_QUEUE, {"name": name, "idle_for": idle_for})
@@ -261,7 +266,7 @@ def reap_queue(name: str, idle_for: float, using: str) -> bool:
         cursor.execute(LOCK_BINDINGS, {"name": name})
         if not cursor.fetchone()[0]:
             return False
-        # A statement of its own, for a snapshot that is younger than the locks.
+        # A separate statement, so that its snapshot is younger than the locks.
         cursor.execute(DELETE_IDLE_QUEUE, {"name": name, "idle_for": idle_for})
         row = cursor.fetchone()
     if row is None:
@@ -270,7 +275,8 @@ def reap_queue(name: str, idle_for: float, using: str) -> bool:
     return True
 
 
-# FORGET_EVENTS - drop tombstones, and what became of them, a week old or older: a batch.
+# FORGET_EVENTS - delete a batch of events that are %(age)s seconds old or older.
+# Returns the ids.
 FORGET_EVENTS = """
 DELETE FROM django_pgqueue_queueevent
 WHERE id = ANY (ARRAY(SELECT id
@@ -283,11 +289,12 @@ RETURNING id
 
 
 def forget_events(age: float, limit: int, using: str) -> int:
-    """Remove a batch of events that are ``age`` seconds old or older. Returns how many."""
+    """Delete a batch of events that are ``age`` seconds old or older. Returns how many."""
     return len(session.run(using, FORGET_EVENTS, age=age, limit=limit))
 
 
-# FORGET_BODIES - drop what did not fit into a notification and has been there long enough: a batch.
+# FORGET_BODIES - delete a batch of expired topic bodies, which did not fit into a notification.
+# Returns the ids.
 FORGET_BODIES = """
 DELETE FROM django_pgqueue_topicbody
 WHERE id = ANY (ARRAY(SELECT id
@@ -300,11 +307,11 @@ RETURNING id
 
 
 def forget_bodies(limit: int, using: str) -> int:
-    """Remove a batch of topic bodies that have been there long enough. Returns how many."""
+    """Delete a batch of expired topic bodies. Returns how many."""
     return len(session.run(using, FORGET_BODIES, limit=limit))
 
 
-# RECORD_RUN - note that a run of the reaper has ended, and what it did.
+# RECORD_RUN - record that a run of the reaper has ended, and what it did.
 RECORD_RUN = """
 INSERT INTO django_pgqueue_reaperrun (id, seconds, report)
 VALUES (1, %(seconds)s, %(report)s::jsonb)
@@ -314,17 +321,17 @@ SET finished_at = statement_timestamp(), seconds = %(seconds)s, report = %(repor
 
 
 def record_run(seconds: float, report: Mapping[str, Any], using: str) -> None:
-    """Note that a run of the reaper has ended, and what it did."""
+    """Record that a run of the reaper has ended after ``seconds``, and what it did."""
     session.run(using, RECORD_RUN, seconds=seconds, report=json.dumps(report))
 
 
-# LAST_RUN - seconds since a run of the reaper ended.
+# LAST_RUN - read the seconds since the reaper's last run ended. No lock.
 LAST_RUN = """
 SELECT extract(epoch FROM statement_timestamp() - finished_at)::float8 FROM django_pgqueue_reaperrun
 """
 
 
 def last_run_age(using: str) -> float | None:
-    """Return the seconds since a run of the reaper ended. None: none ever did."""
+    """Return the seconds since the reaper's last run ended. None: it has never run."""
     rows = session.run(using, LAST_RUN)
     return rows[0][0] if rows else None

@@ -1,4 +1,4 @@
-"""Run a statement of the library's own: in autocommit, or in a transaction that is READ COMMITTED."""
+"""Run the library's own statements, in autocommit or in a READ COMMITTED transaction."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ logger = logging.getLogger("django_pgqueue")
 @contextmanager
 def own_cursor(connection: BaseDatabaseWrapper) -> Iterator[Any]:
     """
-    Give a cursor for one statement of the library's own.
+    Yield a cursor for one of the library's own statements.
 
-    In autocommit, where the database's default isolation is stricter than READ COMMITTED, the
-    statement gets a transaction that says so. There SKIP LOCKED claims would fail with 40001.
+    In autocommit, if the default isolation level is stricter than READ COMMITTED, the statement runs in a transaction
+    that is READ COMMITTED. At a stricter level, claims with SKIP LOCKED would fail with 40001.
     """
     if not connection.get_autocommit() or _defaults_to_read_committed(connection):
         with connection.cursor() as cursor:
@@ -35,29 +35,33 @@ def own_cursor(connection: BaseDatabaseWrapper) -> Iterator[Any]:
 
 
 def is_read_committed(using: str) -> bool:
-    """Tell whether a transaction that Django begins is READ COMMITTED. Not inside one."""
+    """Return whether Django's transactions on this alias are READ COMMITTED. Call it outside of a transaction."""
     connection = connections[using]
     connection.ensure_connection()
-    # Set by OPTIONS["isolation_level"]; None leaves it to the server.
+    # Set by OPTIONS["isolation_level"]. None: the server's default applies.
     level = connection.connection.isolation_level
     if level is None:
         return _defaults_to_read_committed(connection)
     return bool(level == IsolationLevel.READ_COMMITTED)
 
 
+<<<<<<< HEAD
 # READ_COMMITTED - for the transaction that has just begun; before its first statement.
+=======
+# READ_COMMITTED - set the isolation level of a transaction that has just begun.
+>>>>>>> engC
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
 def make_read_committed(using: str) -> None:
-    """Make the transaction that has just begun, and has run no statement yet, READ COMMITTED."""
+    """Make the current transaction READ COMMITTED. It must not have run any statement yet."""
     with connections[using].cursor() as cursor:
         cursor.execute(READ_COMMITTED)
 
 
 @contextmanager
 def own_transaction(connection: BaseDatabaseWrapper) -> Iterator[Any]:
-    """Give a cursor in a transaction of the library's own."""
+    """Yield a cursor in a transaction of the library's own."""
     is_outermost = connection.get_autocommit()
     with transaction.atomic(using=connection.alias, durable=True), connection.cursor() as cursor:
         if is_outermost:
@@ -65,7 +69,7 @@ def own_transaction(connection: BaseDatabaseWrapper) -> Iterator[Any]:
         yield cursor
 
 
-# DEFAULT_ISOLATION - what a statement outside a transaction gets.
+# DEFAULT_ISOLATION - read the isolation level of a statement outside a transaction.
 DEFAULT_ISOLATION = "SELECT current_setting('default_transaction_isolation')"
 
 
@@ -85,7 +89,7 @@ def run(using: str, statement: str, **params: Any) -> list[tuple[Any, ...]]:
 
 
 def run_often(connection: BaseDatabaseWrapper, statement: str, params: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Run a statement of the library's own on a connection that publishes."""
+    """Run one of the library's own statements on a project's connection, prepared where possible. Returns its rows."""
     if not connection.get_autocommit() or _defaults_to_read_committed(connection):
         return fetch_rows(connection, statement, params)
     with own_transaction(connection) as cursor:
@@ -95,25 +99,25 @@ def run_often(connection: BaseDatabaseWrapper, statement: str, params: dict[str,
 
 
 def once_committed(tell: Callable[[], object], using: str) -> None:
-    """Tell at once, or inside a transaction when it commits: what is rolled back did not happen."""
+    """Call ``tell`` immediately, or when the current transaction commits. It is not called after a rollback."""
     if connections[using].in_atomic_block:
         transaction.on_commit(tell, using=using, robust=True)
     else:
         tell()
 
 
-# SECONDS_UNTIL - from now to a moment, by the clock that counts; 0 for one that is past. No lock.
+# SECONDS_UNTIL - return the seconds until a time, by the database's clock, or 0 if it is past. No lock.
 SECONDS_UNTIL = "SELECT greatest(date_part('epoch', %(due)s::timestamptz - statement_timestamp()), 0)"
 
 
 def seconds_until(due: datetime, using: str) -> float:
-    """Return the seconds from now to a moment, by the database's clock. 0 for one that is past."""
+    """Return the seconds until a time, by the database's clock, or 0 if it is past."""
     ((seconds,),) = run(using, SECONDS_UNTIL, due=due)
     return float(seconds)
 
 
 def warn_of_other_transaction(connection: BaseDatabaseWrapper) -> None:
-    """Warn once when a publish is about to commit while a transaction is open on another database."""
+    """Log a warning, once, if a publish is about to commit while a transaction is open on another database."""
     if len(connections.settings) == 1:
         return
     for other in connections.all(initialized_only=True):
@@ -123,7 +127,7 @@ def warn_of_other_transaction(connection: BaseDatabaseWrapper) -> None:
 
 
 def refuse_transaction(connection: BaseDatabaseWrapper) -> None:
-    # The rule of atomic(durable=True), the exception for TestCase's own transaction included.
+    # The same rule as atomic(durable=True), including the exception for TestCase's own transaction.
     blocks = connection.atomic_blocks
     if (blocks and not getattr(blocks[-1], "_from_testcase", False)) or (
         not blocks and not connection.get_autocommit()
@@ -131,32 +135,32 @@ def refuse_transaction(connection: BaseDatabaseWrapper) -> None:
         raise RuntimeError("claim() cannot be called inside a transaction: its leases could roll back")
 
 
-# NOW - the clock that decides.
+# NOW - read the database's clock.
 NOW = "SELECT statement_timestamp()"
 
 
 def now(using: str) -> datetime:
-    """Return the database's time."""
+    """Return the current time by the database's clock."""
     value: datetime
     ((value,),) = run(using, NOW)
     return value
 
 
-# STATEMENT_TIMEOUT - end this transaction's statements after %(limit)s, a text such as 5000ms.
+# STATEMENT_TIMEOUT - cancel this transaction's statements after %(limit)s, for example 5000ms.
 STATEMENT_TIMEOUT = "SELECT set_config('statement_timeout', %(limit)s, true)"
 
 
 def limit_statements(seconds: float, using: str) -> None:
-    """Let each statement that follows in this transaction fail after so many seconds."""
+    """Limit each following statement of the current transaction to this many seconds."""
     run(using, STATEMENT_TIMEOUT, limit=f"{round(seconds * 1000)}ms")
 
 
 @contextmanager
 def bounded(seconds: float, using: str) -> Iterator[None]:
     """
-    Let each statement in the block fail after so many seconds: a look at tables that somebody has locked ends.
+    Limit each statement in the block to this many seconds, so that it does not wait for a locked table.
 
-    Inside a transaction, which would keep the limit, it does nothing.
+    Does nothing inside a transaction, which would keep the limit.
     """
     if connections[using].in_atomic_block:
         yield

@@ -1,4 +1,4 @@
-"""Extend, ack, nack, reject and release what was claimed. All of it is fenced."""
+"""Extend, ack, nack, reject and release claimed messages. Every statement is fenced by the lease's token."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from django_pgqueue.message import Message
 from django_pgqueue.services import dead_letters, notifying, session
 from django_pgqueue.services.declaring import Declaration
 
-# Seconds between two attempts at rows that somebody else has locked.
+# Seconds between two attempts to lock rows that another session has locked.
 LOCK_RETRY = 0.01
 
 
 class Nacked(NamedTuple):
-    """What became of messages that were to be given back, beside those that were: ids."""
+    """The ids of the messages that a nack did not give back."""
 
     lost: set[int]
-    #: Delivered too often.
+    #: Delivered ``max_deliveries`` times.
     dead_lettered: set[int]
 
 
 class Extension(NamedTuple):
-    """What became of leases that were to be extended: ids."""
+    """The result of extending leases, as message ids."""
 
     extended: set[int]
-    #: Still the caller's, but a settling transaction holds the row.
+    #: The caller still has the lease, but another transaction has locked the row.
     locked: set[int]
     lost: set[int]
 
 
-# EXTEND - prolong leases that are still the caller's.
-# Locks: the rows in id order. A row that a settling transaction holds is skipped and not lost: it
-# is returned with extended = false.
+# EXTEND - extend the leases that the caller still has.
+# Locks: the rows in id order, skipping locked rows. A skipped row is not lost: it is returned with extended = false.
+# Returns id, extended.
 EXTEND = """
 WITH held AS MATERIALIZED (
     SELECT id
@@ -64,10 +64,10 @@ FROM held LEFT JOIN extended USING (id)
 
 def extend(messages: Sequence[Message], lease: float, using: str, *, timeout: float = 0.0) -> Extension:
     """
-    Prolong leases to ``lease`` seconds from now.
+    Let leases end ``lease`` seconds from now.
 
-    Rows that somebody else has locked are tried again for ``timeout`` seconds: a claim locks what
-    it looked at, also what it then finds taken, but only for as long as it runs.
+    Rows that another session has locked are tried again for ``timeout`` seconds. A claim locks every row that it
+    examines, including rows that it then does not take, but only while it runs.
     """
     deadline = time.monotonic() + timeout
     extension = Extension(set(), {message.id for message in messages}, set())
@@ -82,9 +82,9 @@ def extend(messages: Sequence[Message], lease: float, using: str, *, timeout: fl
         time.sleep(LOCK_RETRY)
 
 
-# ACK - done: the messages are gone.
-# Locks: the rows in id order, as every statement that settles does.
-# Returns the ids that were still the caller's.
+# ACK - delete messages that were handled.
+# Locks: the rows in id order, like every statement that settles.
+# Returns the ids whose lease the caller still had.
 ACK = """
 WITH mine AS MATERIALIZED (
     SELECT id
@@ -101,16 +101,19 @@ RETURNING id
 
 
 def ack(messages: Sequence[Message], using: str) -> set[int]:
-    """Delete messages that are done. Returns the ids whose lease was lost. Joins a transaction."""
+    """
+    Delete messages that were handled. Returns the ids whose lease was lost.
+
+    Inside a transaction, the deletion is part of that transaction.
+    """
     return lost_of(messages, using, session.run(using, ACK, **_fence(messages)))
 
 
-# NACK - give messages back, each due after its own delay, with a line in their history.
-# Messages delivered max_deliveries times are left as they are, for DEAD_LETTER.
-# %(told)s is a JSON object: delay and reason by id. Joined as arrays, the planner may compare every
-# message with every element.
+# NACK - give messages back, each due after its own delay, and add the failure to their history.
+# Messages delivered max_deliveries times are left unchanged, for DEAD_LETTER. %(told)s is a JSON object of delay and
+# reason by id. With a join of arrays, the planner may compare every message with every element.
 # Locks: the rows in id order.
-# Returns the ids that were still the caller's, and whether each was given back.
+# Returns the ids whose lease the caller still had, and whether each was given back.
 NACK = """
 WITH mine AS MATERIALIZED (
     SELECT id, queue_id, delivery_count
@@ -158,7 +161,7 @@ def nack(
     """
     Give messages back, each due after its delay in seconds.
 
-    One that was delivered ``max_deliveries`` times goes to the dead-letter queue instead.
+    A message that was delivered ``max_deliveries`` times is moved to the dead-letter queue instead.
     """
     reasons = [dead_letters.sanitize(reason) for reason in reasons]
     rows = session.run(
@@ -177,7 +180,7 @@ def nack(
 
 
 def reject(declaration: Declaration, messages: Sequence[Message], reasons: Sequence[str], using: str) -> set[int]:
-    """Send messages to the dead-letter queue. Returns the ids whose lease was lost."""
+    """Move messages to the dead-letter queue. Returns the ids whose lease was lost."""
     taken = _give_up(declaration, messages, reasons, using)
     return lost_of(messages, using, [(message_id,) for message_id in taken])
 
@@ -188,13 +191,13 @@ def _give_up(declaration: Declaration, messages: Sequence[Message], reasons: Seq
 
 
 def release(messages: Sequence[Message], using: str) -> set[int]:
-    """Give back messages that were never started; the delivery does not count."""
+    """Give back messages that were never started. The delivery does not count. Returns the ids whose lease was lost."""
     return lost_of(messages, using, _release(using, **_fence(messages)))
 
 
-# RELEASE - give back what was claimed and never started: the delivery that the claim counted is
-# taken back.
+# RELEASE - give back messages that were claimed but never started, without counting the delivery.
 # Locks: the rows in id order.
+# Returns the ids whose lease the caller still had.
 RELEASE = """
 WITH mine AS MATERIALIZED (
     SELECT id
@@ -218,16 +221,16 @@ def _release(using: str, **fence: str) -> list[tuple[Any, ...]]:
     return session.run(using, RELEASE, **fence)
 
 
-# QUEUE_OF - the queue of a message.
+# QUEUE_OF - look up the queue of a message. No lock.
 QUEUE_OF = "SELECT queue_id FROM django_pgqueue_messagequeueitem WHERE id = %(id)s AND queue_id IS NOT NULL"
 
 
 def release_lease(message_id: int, token: UUID, using: str) -> bool:
     """
-    Give back one message whoever holds it; the delivery does not count. Wakes the consumers.
+    Give back one message on behalf of an operator. The delivery does not count. Wakes the consumers.
 
-    For an operator: what its consumer does from now on with this lease is refused. Returns whether the lease was
-    still there.
+    The consumer that holds the message loses its lease and can no longer settle it. Returns whether the message still
+    had this lease.
     """
     if not _release(using, ids=f"{{{message_id}}}", tokens=f"{{{token}}}"):
         return False
@@ -238,7 +241,7 @@ def release_lease(message_id: int, token: UUID, using: str) -> bool:
 
 
 def _fence(messages: Sequence[Message]) -> dict[str, str]:
-    # As PostgreSQL writes arrays: psycopg looks at each element, and neighbours mostly have one token.
+    # Array literals, because psycopg inspects each element. Adjacent messages usually share a token.
     tokens: list[str] = []
     last = None
     for message in messages:
@@ -260,6 +263,6 @@ def lost_of(messages: Sequence[Message], using: str, rows: Sequence[tuple[Any, .
 
 
 def raise_lost(queue: str, lost: set[int]) -> None:
-    """Raise ``LeaseLost`` if there is anything to tell."""
+    """Raise ``LeaseLost`` if any leases were lost."""
     if lost:
         raise LeaseLost(queue, lost)

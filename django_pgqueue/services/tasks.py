@@ -1,4 +1,4 @@
-"""What is kept of Django's tasks, settled together with their messages."""
+"""The stored results of Django's tasks, written together with settling their messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_pgqueue.services.declaring import Declaration
 
 @dataclass(slots=True)
 class TaskRun:
-    """A task that a worker runs. Times are those that the database told; JSON as text."""
+    """A task that a worker runs. Times are the database's; JSON values are text."""
 
     message: Message
     task: str
@@ -29,11 +29,11 @@ class TaskRun:
     errors: str = "[]"
 
 
-# START_RUN - note that a worker starts a task whose message it holds, for people who ask for its result.
-# The commit does not wait for the disk: what a crash of the server takes is that it was started.
-# Sent again after an answer that got lost it changes nothing.
-# Locks: the run's row, which nobody but the holder of the message's lease writes.
-# Returns one row: the times of the first and of this start, the workers and the errors so far; or no row: the lease
+# START_RUN - record that a worker starts a task whose message it holds, so that the task's result shows it.
+# The commit does not wait for the disk: a crash of the server only loses the record of the start. Repeating the
+# statement after a lost answer changes nothing.
+# Locks: the run's row, which only the holder of the message's lease writes.
+# Returns one row: the times of the first start and of this start, the workers and the errors so far. No row: the lease
 # was lost.
 START_RUN = """
 INSERT INTO django_pgqueue_taskrun AS run
@@ -54,7 +54,7 @@ RETURNING started_at, last_attempted_at, worker_ids::text, errors::text
 
 
 def start_run(run: TaskRun, using: str) -> bool:
-    """Note that a task is started, and let the run know its earlier attempts. Returns whether the lease is held."""
+    """Record that a task starts, and load its earlier attempts into ``run``. Returns whether the lease is held."""
     rows = session.run_often(connections[using], START_RUN, _run_params(run))
     if not rows:
         settling.lost_of([run.message], using, [])
@@ -63,10 +63,10 @@ def start_run(run: TaskRun, using: str) -> bool:
     return True
 
 
-# FINISH_RUN - a task is done: its message is gone and its result is there, in one statement.
-# What START_RUN wrote may be gone (%(started)s has it again).
+# FINISH_RUN - delete the message of a finished task and store the task's result, in one statement.
+# The row of START_RUN may be missing, so its values are passed again.
 # Locks: the message's row, then the run's.
-# Returns the time, or no row: the lease was lost. Sent again after an answer that got lost it returns the same.
+# Returns the time, also when repeated after a lost answer. No row: the lease was lost.
 FINISH_RUN = """
 WITH mine AS MATERIALIZED (
     SELECT id FROM django_pgqueue_messagequeueitem WHERE id = %(id)s AND lease_token = %(token)s FOR UPDATE
@@ -99,17 +99,21 @@ WHERE id = %(id)s AND lease_token = %(token)s AND status = 'SUCCESSFUL'
 
 
 def finish_run(run: TaskRun, return_value: str, using: str) -> datetime | None:
-    """Settle a task that is done and keep its result, both or neither. Returns when. None: the lease was lost."""
+    """
+    Ack the message of a finished task and store its result, both or neither.
+
+    Returns the time. None: the lease was lost.
+    """
     params = {**_run_params(run), "return_value": return_value}
     rows = session.run_often(connections[using], FINISH_RUN, params)
     settling.lost_of([run.message], using, [(run.message.id,)] if rows else [])
     return rows[0][0] if rows else None
 
 
-# FAIL_RUN - an attempt failed. In the transaction in which its message was given back or given up, which
-# tells the two apart: what was given up counts from 0 again.
+# FAIL_RUN - record a failed attempt, in the transaction in which its message was given back or dead-lettered.
+# A dead-lettered message has a delivery count of 0; a message that was given back does not.
 # Locks: the run's row.
-# Returns one row: whether it was given up, and the time.
+# Returns one row: whether the message was dead-lettered, and the time.
 FAIL_RUN = """
 INSERT INTO django_pgqueue_taskrun AS run
     (id, queue, task, backend, key, status, run_after, enqueued_at, started_at, last_attempted_at, finished_at,
@@ -135,10 +139,10 @@ def fail_run(
     declaration: Declaration, run: TaskRun, delay: float | None, reason: str, using: str
 ) -> tuple[bool, datetime] | None:
     """
-    Give the message of a failed attempt back, due after ``delay`` seconds (None: give it up), and note the errors.
+    Give back the message of a failed attempt, due after ``delay`` seconds (None: dead-letter it), and store the errors.
 
-    Returns whether it was given up, for its deliveries are spent or because that was asked for, and when.
-    None: the lease was lost.
+    Returns whether the message was dead-lettered, because ``delay`` is None or because it was delivered
+    ``max_deliveries`` times, and the time. None: the lease was lost.
     """
     with session.own_transaction(connections[using]) as cursor:
         if delay is None:
@@ -170,12 +174,12 @@ def _run_params(run: TaskRun) -> dict[str, Any]:
 
 
 class TaskRecord(NamedTuple):
-    """What is known of a task. JSON as text. None where no attempt was noted."""
+    """What the database stores about a task. JSON values are text. The run's fields are None before its first start."""
 
     has_message: bool
-    #: Whether its message is a dead letter, or expired.
+    #: Whether its message is a dead letter or has expired.
     is_dead: bool
-    #: Whether the attempt that was noted last still holds the message.
+    #: Whether the last recorded attempt still holds the message.
     is_held: bool | None
     headers: str | None
     queue: str
@@ -196,10 +200,10 @@ class TaskRecord(NamedTuple):
     return_value: str | None
 
 
-# RESULT_OF - all that is known of a task: its message, if that is there, and what workers noted of it.
-# Returns one row: whether its message is there, whether that is dead or expired, whether the attempt that was
-# noted last still holds it, its headers, queue and arguments, when and why it was given up; then what was
-# noted, null where no attempt was. Or no row: there is nothing.
+# RESULT_OF - read what is stored about a task: its message, if it exists, and its run. No lock.
+# Returns one row: whether its message exists, whether the message is dead or has expired, whether the last recorded
+# attempt still holds it, its headers, queue and arguments, when and why it was dead-lettered; then the columns of the
+# run, null before its first start. No row: the task is unknown.
 RESULT_OF = """
 SELECT item.id IS NOT NULL,
        item.dead_lettered_at IS NOT NULL
@@ -222,14 +226,15 @@ WHERE item.id IS NOT NULL OR run.id IS NOT NULL
 
 
 def task_record(message_id: int, using: str) -> TaskRecord | None:
-    """Return what is known of the task whose message has, or had, this id."""
+    """Return what is stored about the task whose message has, or had, this id. None: the task is unknown."""
     rows = session.run(using, RESULT_OF, id=message_id)
     return TaskRecord(*rows[0]) if rows else None
 
 
-# FORGET_RUNS - drop what is known of tasks that ended %(age)s seconds ago or earlier, a batch. What is known of one
-# whose message is there, as a dead letter say, stays.
+# FORGET_RUNS - delete a batch of runs of tasks that ended %(age)s seconds ago or earlier.
+# A run whose message still exists, for example as a dead letter, is kept.
 # Index: django_pgqueue_run_attempt_idx.
+# Returns the ids.
 FORGET_RUNS = """
 DELETE FROM django_pgqueue_taskrun
 WHERE id = ANY (ARRAY(SELECT id
@@ -245,5 +250,5 @@ RETURNING id
 
 
 def forget_runs(age: float, limit: int, using: str) -> int:
-    """Remove a batch of what is known of tasks that ended ``age`` seconds ago or earlier. Returns how many."""
+    """Delete a batch of runs of tasks that ended ``age`` seconds ago or earlier. Returns how many."""
     return len(session.run(using, FORGET_RUNS, age=age, limit=limit))

@@ -1,4 +1,4 @@
-"""Publish to topics, bind queues to them, read what live subscribers are told."""
+"""Publish to topics, bind queues to them, and read the notifications of live subscribers."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from django_pgqueue.services import notifying, session
 
 logger = logging.getLogger("django_pgqueue")
 
-# A notification carries up to 7,999 bytes
-# (https://www.postgresql.org/docs/current/sql-notify.html: it must be shorter than 8000 bytes).
+# https://www.postgresql.org/docs/current/sql-notify.html: the payload must be shorter than 8000 bytes.
 MAX_NOTIFICATION_BYTES = 7_999
 
-# Seconds for which a body that does not fit stays: longer than a subscriber's buffer should be behind.
+# In seconds. How long a body that does not fit is kept: longer than any subscriber should need to read it.
 BODY_TTL = 300.0
 
-# The first character of a notification tells whether it carries a message or the id of its body.
+# The first character of a notification: it carries a message, or the id of the message's body.
 INLINE, BY_ID = "=", "#"
 
 
-# PUBLISH_TO_TOPIC - put a message on every queue that is bound to a topic, and store what does not
-# fit into a notification.
-# A bound auto-deleted queue that nobody has used for %(idle_for)s seconds is left out, and not even
-# locked: its subscriber went away, and what is put there must not keep it. A bound queue without a row
-# (deleted by hand; the reaper removes the bindings along) gets its message as an orphan, which comes in
-# when it is back.
-# Locks: KEY SHARE on the bindings and on the queues' rows, each in name order. Once locked they stay.
-# Returns rows: the id of the body (null: none), and id and queue of each message put on a queue (null
-# in the only row if there is none).
+# PUBLISH_TO_TOPIC - insert a message into every queue that is bound to a topic, and store a body that does not fit into
+# a notification.
+# A bound auto-deleted queue that has been idle for %(idle_for)s seconds is skipped without a lock: its subscriber has
+# left, and a new message must not keep the queue from being reaped. A bound queue without a row was deleted by hand
+# (the reaper deletes bindings together with the queue). Its message becomes an orphan, which is adopted once the queue
+# exists again.
+# Locks: KEY SHARE on the bindings and on the queues' rows, each in name order. Locked rows cannot be deleted.
+# Returns rows: the id of the body (null: none), and the id and the queue of each inserted message (null in the only row
+# if there is none).
 PUBLISH_TO_TOPIC = """
 WITH binding AS MATERIALIZED (
     SELECT queue, ttl
@@ -81,10 +80,10 @@ ORDER BY published.id
 
 def publish_to_topic(topic: str, payload: str, headers: str, ttl: float | None, using: str) -> list[int]:
     """
-    Put a message on every bound queue, and tell the live subscribers once that is committed.
+    Insert a copy of a message into every bound queue, and notify the live subscribers after the commit.
 
-    ``payload`` and ``headers`` are JSON texts; ``ttl`` is that of each copy in seconds (None: the
-    binding's, else the default of its queue's kind). Returns the ids, in the order of the queues' names.
+    ``payload`` and ``headers`` are JSON texts. ``ttl`` is the TTL of each copy in seconds (None: the binding's TTL, or
+    else the default for the queue). Returns the ids, in the order of the queues' names.
     """
     connection = connections[using]
     content = f'{{"id":"{uuid4()}","payload":{payload},"headers":{headers}}}'
@@ -110,7 +109,7 @@ def publish_to_topic(topic: str, payload: str, headers: str, ttl: float | None, 
     copies = [(message_id, queue) for _, message_id, queue in rows if message_id is not None]
     notification = f"{INLINE}{content}" if fits else f"{BY_ID}{rows[0][0]}"
 
-    # A plain function: a partial breaks robust hooks on Django 5.2.
+    # A plain function, because a partial breaks robust hooks on Django 5.2.
     def tell() -> None:
         _notify_topic(topic, notification, using)
         for _, queue in copies:
@@ -122,13 +121,13 @@ def publish_to_topic(topic: str, payload: str, headers: str, ttl: float | None, 
     elif connection.get_autocommit():
         tell()
     else:
-        # Manual transaction mode has no hooks; a notification of the transaction itself is sent when it
-        # commits, though such commits stand in line.
+        # Django runs no commit hooks in manual transaction mode. A notification that is part of the transaction is sent
+        # at its commit, although PostgreSQL serializes these commits.
         _send(topic, notification, using)
     return [message_id for message_id, _ in copies]
 
 
-# NOTIFY_TOPIC - tell the live subscribers of a topic. Its own statement after commit, as NOTIFY.
+# NOTIFY_TOPIC - notify the live subscribers of a topic. A separate statement after the commit, like NOTIFY.
 NOTIFY_TOPIC = "SELECT pg_notify(%(channel)s, %(content)s)"
 
 
@@ -140,16 +139,20 @@ def _notify_topic(topic: str, notification: str, using: str) -> None:
     try:
         _send(topic, notification, using)
     except (DatabaseError, InterfaceError):
-        # What is durable is committed; live subscribers get a message at most once.
+        # The copies on queues are committed. Live subscribers get a message at most once.
         logger.warning("live subscribers not notified topic=%s", topic, exc_info=True)
 
 
-# TOPIC_BODY - read what did not fit into a notification. Nobody takes it away: the reaper does.
+# TOPIC_BODY - read a body that did not fit into a notification. Only the reaper deletes it. No lock.
 TOPIC_BODY = "SELECT content FROM django_pgqueue_topicbody WHERE id = %(id)s"
 
 
 def read_notification(notification: str, using: str) -> str | None:
-    """Return the content of a topic's notification. None: its body is gone. Raises ``ValueError`` for others."""
+    """
+    Return the content of a topic's notification. None: its body no longer exists.
+
+    Raises ``ValueError`` for any other notification.
+    """
     kind, rest = notification[:1], notification[1:]
     if kind == INLINE:
         return rest
@@ -159,10 +162,10 @@ def read_notification(notification: str, using: str) -> str | None:
     return rows[0][0] if rows else None
 
 
-# BIND - let a queue get a copy of each message of a topic.
-# Locks: KEY SHARE on the queue's row, so that the reaper, which locks it first, never meets a binding that
-# it has not locked; and the binding's row, if it is there.
-# Returns the queue's name, or no row: there is no such queue.
+# BIND - bind a queue to a topic, so that it gets a copy of each message.
+# Locks: KEY SHARE on the queue's row, because the reaper locks the queue first and must then find every binding; and
+# the binding's row, if it exists.
+# Returns the queue's name. No row: there is no such queue.
 BIND = """
 WITH queue AS MATERIALIZED (
     SELECT name FROM django_pgqueue_messagequeue WHERE name = %(queue)s FOR KEY SHARE
@@ -179,7 +182,7 @@ SELECT name FROM queue
 
 def bind(topic: str, queue: str, ttl: float | None, using: str) -> None:
     """
-    Let a queue get a copy of each message of a topic, expiring after ``ttl`` seconds (None: the default).
+    Bind a queue to a topic. It gets a copy of each message, which expires after ``ttl`` seconds (None: the default).
 
     Raises ``QueueNotFound``.
     """
@@ -187,13 +190,14 @@ def bind(topic: str, queue: str, ttl: float | None, using: str) -> None:
         raise QueueNotFound(queue)
 
 
-# UNBIND - end that. Locks: the binding's row; waits for publishers that put messages there.
-# Returns the id, or no row: it was not bound.
+# UNBIND - remove the binding of a queue to a topic.
+# Locks: the binding's row, waiting for open transactions that publish to the topic.
+# Returns the id. No row: the queue was not bound.
 UNBIND = """
 DELETE FROM django_pgqueue_topicbinding WHERE topic = %(topic)s AND queue = %(queue)s RETURNING id
 """
 
 
 def unbind(topic: str, queue: str, using: str) -> bool:
-    """End that. Returns whether it was bound. May wait for publishers to the topic."""
+    """Remove the binding. Returns whether the queue was bound. May wait for open transactions of publishers."""
     return bool(session.run(using, UNBIND, topic=topic, queue=queue))

@@ -52,7 +52,7 @@ def test_b69_a_cycle_over_several_processes_is_refused_where_it_is_made(names: l
         make_queue(name, dead_letter=target)
     make_queue(names[-1], dead_letter="elsewhere")
     queue = Queue(names[-1], dead_letter="a")
-    with pytest.raises(ValueError, match=f"must not lead back: {' -> '.join([names[-1], *names])}"):
+    with pytest.raises(ValueError, match=f"must not form a cycle: {' -> '.join([names[-1], *names])}"):
         queue.declare()
     assert MessageQueue.objects.get(name=names[-1]).dead_letter == "elsewhere"
 

@@ -102,7 +102,7 @@ def test_an_error_ends_the_process_with_a_status() -> None:
     """Status 1 and one line on stderr, no traceback."""
     done = run("consume_queues", "nobody", queues=["work"])
     assert done.returncode == 1
-    assert done.stderr.startswith("CommandError: no handler is registered for nobody; there are: ")
+    assert done.stderr.startswith("CommandError: no handler is registered for nobody; registered: ")
     assert "work" in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""

@@ -232,7 +232,7 @@ def test_a_mapping_that_means_something_else_fails_them_all(queue: Queue, ack: s
     drain(queue, Batches(answer), ack=ack)
     assert payloads("q") == [0, 1, 2]
     assert all("TypeError" in reasons(message_id)[0] for message_id in ids)
-    assert "is not one of its messages' ids to exceptions" in reasons(ids[0])[0]
+    assert "does not map its messages' ids to exceptions" in reasons(ids[0])[0]
     assert Seen.objects.count() == (3 if ack == "late" else 0)
 
 

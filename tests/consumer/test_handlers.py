@@ -66,7 +66,7 @@ def test_a_handler_is_registered_with_and_without_arguments() -> None:
 def test_a_second_handler_for_one_queue_is_refused() -> None:
     """Also through another object of the same name; the message names the first."""
     Queue("q").handler(see)
-    with pytest.raises(ValueError, match="'q' has a handler already.*see"):
+    with pytest.raises(ValueError, match="'q' already has a handler.*see"):
         Queue("q").handler(lambda message: None)
 
 
@@ -82,7 +82,7 @@ def test_registering_the_same_function_again_is_fine() -> None:
 def test_an_unknown_queue_is_named_beside_those_that_there_are() -> None:
     """The error helps with a typing mistake."""
     Queue("orders").handler(see)
-    with pytest.raises(LookupError, match="no handler is registered for order; there are:.*orders"):
+    with pytest.raises(LookupError, match="no handler is registered for order; registered:.*orders"):
         registered_handlers(["order"])
 
 

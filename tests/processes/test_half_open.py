@@ -116,7 +116,7 @@ def test_a_listener_outlives_any_error(monkeypatch: pytest.MonkeyPatch, caplog: 
     monkeypatch.setattr(listener, "prove_alive", fail_once)
     with consuming(Consumer([make_handler(Queue("q"), handled_by([]))])):
         wait_until(lambda: fetch(PROBES, [LISTENER]))
-    assert caplog.text.count("loop failed, it goes on loop=listener") == 1
+    assert caplog.text.count("loop failed, continuing loop=listener") == 1
 
 
 def test_a_consumer_goes_on_without_its_listener(proxy: Proxy) -> None:

@@ -277,7 +277,7 @@ def test_a_committed_heal_whose_event_cannot_be_recorded_is_no_failure(
     assert queue.publish(1)
     assert payloads("tmp") == [1]
     assert told == [("healed", "tmp", "vanished", False)]
-    assert "event of a queue that was made again not recorded queue=tmp" in caplog.text
+    assert "event of a recreated queue not recorded queue=tmp" in caplog.text
     delete()
     queue.declare()
     assert told[1:] == [("healed", "tmp", "vanished", False)]

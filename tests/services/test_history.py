@@ -265,9 +265,9 @@ def test_a_missing_table_stops_neither_consumer_nor_reaper(caplog: pytest.LogCap
                 for number in range(3):
                     queue.publish(number)
                     wait_until(lambda number=number: seen[-1:] == [number])
-                    wait_until(lambda number=number: caplog.text.count("minute not told") > number)
+                    wait_until(lambda number=number: caplog.text.count("minute counts not written") > number)
         assert Reaper("default").run_once().queues == ["idle"]
-        assert "reaper's run not noted" in caplog.text and "database lost" not in caplog.text
+        assert "reaper run not recorded" in caplog.text and "database lost" not in caplog.text
     finally:
         fetch("ALTER TABLE elsewhere RENAME TO django_pgqueue_queueminute")
 

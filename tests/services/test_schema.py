@@ -224,7 +224,7 @@ def test_an_alias_that_is_not_there_is_an_error(key):
     """E001 names the setting."""
     with override_settings(PGQUEUE={key: "nowhere"}):
         (message,) = checks.check_engine(None)
-    assert message.id == "django_pgqueue.E001" and f"{key} names no database alias" in message.msg
+    assert message.id == "django_pgqueue.E001" and f"{key} is not a database alias" in message.msg
 
 
 def test_an_unknown_setting_names_the_nearest():

@@ -362,7 +362,7 @@ def test_queues_that_tasks_names_are_there_after_migrate(settings):
         (tasks_setting(concurrency=0), "concurrency must be a whole number"),
         (tasks_setting(timeout="1"), "timeout must be seconds"),
         (tasks_setting(results="no"), "'results' must be True or False"),
-        (tasks_setting("a\nb"), "a queue name has printable characters only"),
+        (tasks_setting("a\nb"), "a queue name must have printable characters only"),
     ],
 )
 def test_check_names_what_is_wrong(settings, setting, expected):
