@@ -12,7 +12,7 @@ from django.db import connections
 from django.db.models.functions import Now
 
 from django_pgqueue import Queue
-from django_pgqueue.consumer.consumer import CLAIM_BYTES
+from django_pgqueue.consumer.claimer import CLAIM_BYTES
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.services import claiming

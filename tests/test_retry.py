@@ -8,7 +8,7 @@ import pytest
 from django_pgqueue import Nack, Queue, Reject
 from django_pgqueue.backoff import backoff_delay, check_backoff
 from django_pgqueue.consumer.consumer import Consumer
-from django_pgqueue.consumer.workers import FALLBACK_DELAY
+from django_pgqueue.consumer.outcomes import FALLBACK_DELAY
 from django_pgqueue.models import MessageQueueItem
 from django_pgqueue.queue_internals import make_handler
 from django_pgqueue.services.dead_letters import MAX_REASON_LENGTH
