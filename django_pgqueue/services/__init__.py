@@ -1,5 +1,4 @@
 """
-<<<<<<< HEAD
 The only SQL on the tables. One module for each phase of a message's life; in it each statement stands directly
 above the one function that runs it.
 
@@ -23,27 +22,8 @@ above the one function that runs it.
 ``beliefs``         what this process believes of queues
 ==================  ==========================================================================
 
-Each statement is written out in full, so that it can be pasted into psql after its ``%(parameters)s`` are filled.
-Two rules hold for all statements:
-
-* The clock is ``statement_timestamp()``: ``now()`` is the transaction's start and lags behind by
-  the transaction's age, ``clock_timestamp()`` is volatile and cannot be used with an index.
-* Rows are taken by ids gathered in a CTE or an array first. A subquery that the planner may run
-  again would lock more rows than it was asked for.
-
-A walk that must follow an index reads ``FROM item, generate_series(1, (SELECT 1)) AS once`` with a
-plain ``LIMIT``. It joins one row, which the planner takes for a thousand. It then expects that
-sorting costs a thousand times more than it saves, and keeps the index's order whatever its
-statistics say about the table. (With statistics from when the table was empty, it believes that the walk is
-one row long, and would fetch and sort the whole backlog.)
-
-Publishing inherits the caller's transaction. What is the library's own (claims, settling, refreshes, reaping) is
-READ COMMITTED whatever the default of the database is.
-=======
-All SQL on the tables, with one module for each phase of a message's life.
-
-Each statement stands directly above the function that runs it. Statements are written out in full, so each can be
-pasted into psql once its ``%(parameters)s`` are filled in. Two rules apply to all of them:
+Statements are written out in full, so each can be pasted into psql once its ``%(parameters)s`` are filled in. Two rules
+apply to all of them:
 
 * The clock is ``statement_timestamp()``. ``now()`` is the transaction's start and lags behind by the transaction's
   age; ``clock_timestamp()`` is volatile and cannot be used with an index.
@@ -54,5 +34,7 @@ A walk that must follow an index reads ``FROM item, generate_series(1, (SELECT 1
 The join adds one row, which the planner estimates as a thousand. The planner then expects a sort to cost a thousand
 times more than it saves, and keeps the index's order whatever its statistics say about the table. With statistics from
 when the table was empty or small, it would expect a walk of one row, and fetch and sort the whole backlog.
->>>>>>> engC
+
+Publishing inherits the caller's transaction. All other statements (claims, settling, refreshes, reaping) are READ
+COMMITTED whatever the default of the database is.
 """

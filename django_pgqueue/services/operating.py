@@ -8,15 +8,9 @@ from django_pgqueue import signals
 from django_pgqueue.exceptions import QueueNotFound
 from django_pgqueue.services import notifying, session
 
-<<<<<<< HEAD
 # PAUSE - stop claims of a queue. No declare writes this column: it belongs to operators.
 # Locks: the queue's row, as an update of a non-key column does.
 # Returns the name, or no row if there is no such queue.
-=======
-# PAUSE, RESUME - stop and start claims of a queue. declare() never writes this column.
-# Locks: the queue's row, like an update of a non-key column.
-# Returns the name. No row: there is no such queue.
->>>>>>> engC
 PAUSE = """
 UPDATE django_pgqueue_messagequeue
 SET paused_at = coalesce(paused_at, statement_timestamp())

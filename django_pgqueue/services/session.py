@@ -45,11 +45,7 @@ def is_read_committed(using: str) -> bool:
     return bool(level == IsolationLevel.READ_COMMITTED)
 
 
-<<<<<<< HEAD
 # READ_COMMITTED - for the transaction that has just begun; before its first statement.
-=======
-# READ_COMMITTED - set the isolation level of a transaction that has just begun.
->>>>>>> engC
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
