@@ -126,9 +126,9 @@ def test_nothing_starts_on_an_old_confirmation() -> None:
     queue.publish(1)
     (message,) = queue.claim()
     now = time.monotonic()
-    assert lane.may_start(Held(message, now - 29))
-    assert not lane.may_start(Held(message, now - 31))
-    assert not lane.may_start(Held(message, now, lost=True))
+    assert lane.may_start(Held(message, now - 29, due=now))
+    assert not lane.may_start(Held(message, now - 31, due=now))
+    assert not lane.may_start(Held(message, now, due=now, lost=True))
 
 
 @pytest.mark.parametrize(("age", "is_late"), [(50, True), (25, False)])
@@ -141,7 +141,7 @@ def test_an_extension_that_is_late_but_in_time_is_warned_of(
     consumer = Consumer([make_handler(queue, lambda message: None)])
     (lane,) = consumer.lanes
     (message,) = queue.claim()
-    lane.held[message.id] = held = Held(message, time.monotonic() - age)
+    lane.held[message.id] = held = Held(message, time.monotonic() - age, due=0.0)
     consumer.leases.extend()
     assert not held.lost and time.monotonic() - held.confirmed < 10
     assert (f"leases extended late queue=q ids=[{message.id}]" in caplog.text) is is_late

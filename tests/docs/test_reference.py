@@ -283,7 +283,7 @@ def test_json_has_the_keys_of_the_page(work: None, capsys: pytest.CaptureFixture
 
 def test_a_probe_answers_with_the_keys_of_the_page() -> None:
     """/livez, /readyz and the file."""
-    report = Health(Consumer([Queue("q").make_handler(print)])).report()
+    report = Health(Consumer([make_handler(Queue("q"), print)])).report()
     assert list(dataclasses.asdict(report)) == keys_of("consume_queues")
 
 

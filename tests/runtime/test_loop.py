@@ -45,7 +45,7 @@ def test_a_loop_keeps_no_queries_under_debug(settings) -> None:
 
 def test_what_a_process_believes_of_queues_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that publishes to ever new queues remembers only so many."""
-    monkeypatch.setattr(beliefs, "MAX_REMEMBERED", 5)
+    monkeypatch.setattr("django_pgqueue.services.beliefs.MAX_REMEMBERED", 5)
     for number in range(12):
         Queue(f"replies.{number}", auto_deleted=True).publish(number)
     assert max(len(beliefs.declared), len(beliefs.known), len(beliefs.notified)) <= 5

@@ -11,6 +11,7 @@ from django.test.utils import override_settings
 
 from django_pgqueue import Message, Nack, Queue, Reject
 from django_pgqueue.consumer.consumer import Consumer
+from django_pgqueue.consumer.handler import Outcome
 from django_pgqueue.consumer.lane import MAX_MINUTES, Lane
 from django_pgqueue.models import MessageQueue, QueueMinute
 from django_pgqueue.monitoring import queue_numbers
@@ -168,11 +169,11 @@ def test_a_lane_keeps_no_more_minutes_than_so_many() -> None:
     fields = {"queue": "work", "payload": 1, "headers": {}, "delivery_count": 1, "token": uuid4()}
     times = {"published_at": now, "lease_expires_at": now}
     for minute in range(2 * MAX_MINUTES):
-        lane.count("ack", [Message(id=minute, **fields, **times, minute=minute)] * 2, 0)
+        lane.count(Outcome.ACK, [Message(id=minute, **fields, **times, minute=minute)] * 2, 0)
         assert len(lane.published) <= MAX_MINUTES
     before = lane.counted
     assert before.handled == 4 * MAX_MINUTES and max(before.published) == 2 * MAX_MINUTES - 1
-    lane.count("ack", [Message(id=0, **fields, **times, minute=0)], 0)
+    lane.count(Outcome.ACK, [Message(id=0, **fields, **times, minute=0)], 0)
     assert lane.counted.since(Tally(published={0: 2, 2 * MAX_MINUTES - 1: 1})).published.get(0) is None
     assert lane.counted.since(before) == Tally(handled=1, published={0: 1})
 

@@ -328,8 +328,8 @@ MUTANTS = (
         DRAINED,
         "a broken transaction is taken for an outage",
         "consumer/consumer.py",
-        ("        if self._is_inline:\n            # A connection that is closed"),
-        ("        if False:\n            # A connection that is closed"),
+        ("        if self._is_inline:\n            # Closing the connection would end the test's transaction."),
+        ("        if False:\n            # Closing the connection would end the test's transaction."),
         ("tests/testing/test_testing.py::test_a_drain_in_a_broken_transaction_is_an_error",),
     ),
     Mutant(

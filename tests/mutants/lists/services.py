@@ -455,7 +455,7 @@ MUTANTS = (
         "a binding that cannot be written is only logged",
         "services/declaring.py",
         (
-            "    # Once more where it was created: there an error is only logged, and here the caller has to know.\n"
+            "    # Repeated for a new queue: finish_row() only logs an error, but the caller must see it.\n"
             "    _bind_declared(declaration, using)\n"
         ),
         ("    if not created:\n        _bind_declared(declaration, using)\n"),
@@ -651,8 +651,8 @@ MUTANTS = (
         RETURNED,
         "a committed publish fails for its event",
         "services/declaring.py",
-        ("        if not connection.get_autocommit():\n            raise\n        # The queue, and a message"),
-        ("        if True:\n            raise\n        # The queue, and a message"),
+        ("        if not connection.get_autocommit():\n            raise\n        # The queue is committed,"),
+        ("        if True:\n            raise\n        # The queue is committed,"),
         ("tests/services/test_events.py::test_a_committed_heal_whose_event_cannot_be_recorded_is_no_failure",),
     ),
     Mutant(
@@ -990,8 +990,8 @@ MUTANTS = (
         FRESH,
         "a wake-up that was rolled back swallows the next one",
         "services/notifying.py",
-        ("    if connection.get_autocommit():\n        # Stamped before"),
-        ("    if True:\n        # Stamped before"),
+        ("    if connection.get_autocommit():\n        # Set before sending,"),
+        ("    if True:\n        # Set before sending,"),
         ("tests/testing/test_testing.py::FirstTests",),
     ),
 )
