@@ -47,7 +47,7 @@ DROP TABLE queue_write;
 
 PUBLISH_ON = """
 import time
-from django_pgqueue.queues import find_queue
+from django_pgqueue.registry import find_queue
 queue = find_queue("q")
 while True:
     queue.publish({})
