@@ -219,7 +219,7 @@ def test_cluster_of_another_major(cluster: DevCluster) -> None:
     cluster.start()
     cluster.stop()
     (cluster.pgdata / "PG_VERSION").write_text("9\n")
-    with pytest.raises(DevDBError, match="is of PostgreSQL 9, not"):
+    with pytest.raises(DevDBError, match="was created by PostgreSQL 9, not"):
         cluster.start()
 
 
