@@ -13,29 +13,15 @@ import nox
 CELLS = (("3.11", "5.2", "18"), ("3.12", "6.0", "15"), ("3.13", "6.1", "18"))
 # Where Django, psycopg or PostgreSQL can make a difference.
 VERSIONED = (
-    "tests/admin/test_admin.py",
-    "tests/admin/test_admin_operations.py",
-    "tests/consumer/test_batches.py",
-    "tests/services/test_claiming.py",
-    "tests/consumer/test_consumer.py",
-    "tests/services/test_dead_letters.py",
-    "tests/services/test_declaring.py",
-    "tests/consumer/test_handlers.py",
-    "tests/services/test_healing.py",
-    "tests/admin/test_message_pages.py",
-    "tests/services/test_orphans.py",
-    "tests/runtime/test_prepared_publish.py",
-    "tests/services/test_publishing.py",
-    "tests/testing/test_pytest_plugin.py",
-    "tests/services/test_schema.py",
-    "tests/services/test_settling.py",
-    "tests/services/test_sql_publish.py",
-    "tests/services/test_sql_text.py",
-    "tests/admin/test_task_admin.py",
-    "tests/task_backend/test_task_backend.py",
-    "tests/testing/test_testing.py",
-    "tests/services/test_topics.py",
+    "tests/admin",
     "tests/commands",
+    "tests/consumer/test_batches.py",
+    "tests/consumer/test_consumer.py",
+    "tests/consumer/test_handlers.py",
+    "tests/runtime",
+    "tests/services",
+    "tests/task_backend",
+    "tests/testing",
 )
 
 nox.needs_version = ">=2025.5"

@@ -20,6 +20,9 @@ from tests.support.waiting import mostly_full
 pytestmark = pytest.mark.django_db
 
 ITEM = MessageQueueItem._meta.db_table
+#: More than any list here has.
+MAX_PAGES = 500
+
 LIST = reverse("admin:django_pgqueue_messagequeueitem_changelist")
 PER_PAGE = 12
 
@@ -75,10 +78,14 @@ class Page:
 
 
 def walk(client: Client, url: str | None, rel: str) -> Iterator[Page]:
-    while url is not None:
+    """Yield page after page. More than the lists of these tests can have is an error: a link leads back."""
+    for _ in range(MAX_PAGES):
+        if url is None:
+            return
         page = Page(client, url)
         yield page
         url = page.link(rel)
+    raise AssertionError(f"more than {MAX_PAGES} pages")
 
 
 def everything(query: str) -> list[int]:
