@@ -157,14 +157,16 @@ def check(bindir: Path) -> None:
 
 
 def spread(arguments: list[str]) -> list[str]:
-    """Return the options that let two processes share the tests, unless it is one file or a debugger wants one."""
+    """Return the options that let several processes share the tests, unless it is one file or a debugger wants one."""
     chosen = ("-n", "--numprocesses", "--dist", "-s", "--capture=no")
     alone = {"--pdb", "--trace", "--co", "--collect-only", "--fixtures", "--markers", "--help", "-h", "--version"}
     if any(argument.startswith(chosen) or argument in alone for argument in arguments):
         return []
     named = {path for argument in arguments if (path := ROOT / argument.partition("::")[0]).exists()}
-    # Each has a server of its own; the tests of a file stay together.
-    return [] if len(named) == 1 and named.pop().is_file() else ["-n", "2", "--dist", "loadfile"]
+    if len(named) == 1 and named.pop().is_file():
+        return []
+    # Tests mostly wait, so each core has two. Each has a server of its own; the tests of a file stay together.
+    return ["-n", str(2 * min(os.cpu_count() or 1, 4)), "--dist", "loadfile"]
 
 
 def run(bindir: Path, arguments: list[str]) -> None:
