@@ -33,14 +33,7 @@ MUTANTS = (
         "an auto-deleted queue has to be told that it is durable",
         "migrations/0001_initial.py",
         '("durable", models.BooleanField(db_default=True, default=True))',
-<<<<<<< HEAD
-        '("durable", models.BooleanField(default=True))',
-        (
-            "tests/services/test_sql_publish.py::test_the_form_that_ensures_makes_the_queue_or_takes_the_one_that_is_there",
-        ),
-=======
         '("durable", models.BooleanField(db_default=False, default=True))',
-        ("tests/test_sql_publish.py::test_the_form_that_ensures_makes_the_queue_or_takes_the_one_that_is_there",),
->>>>>>> mutfix
+        ("tests/services/test_sql_publish.py::test_the_form_that_ensures_makes_the_queue_or_takes_the_one_that_is_there",),
     ),
 )
