@@ -63,7 +63,7 @@ def test_b56_a_queue_tells_which_database_it_publishes_to(queue):
     """By `using`, which is PGQUEUE["DATABASE"] where nothing else was said."""
     assert queue.using == "q"
     assert Queue("other").using == "default"
-    assert "transaction of another database" in " ".join(Queue.publish.__doc__.split())
+    assert "transaction on another database" in " ".join(Queue.publish.__doc__.split())
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
