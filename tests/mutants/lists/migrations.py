@@ -34,6 +34,8 @@ MUTANTS = (
         "migrations/0001_initial.py",
         '("durable", models.BooleanField(db_default=True, default=True))',
         '("durable", models.BooleanField(db_default=False, default=True))',
-        ("tests/services/test_sql_publish.py::test_the_form_that_ensures_makes_the_queue_or_takes_the_one_that_is_there",),
+        (
+            "tests/services/test_sql_publish.py::test_the_form_that_ensures_makes_the_queue_or_takes_the_one_that_is_there",
+        ),
     ),
 )
