@@ -6,10 +6,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, NamedTuple
 from unittest import mock
-
-from django.db.models.functions import Now
 
 from django_pgqueue import signals
 from django_pgqueue.consumer.consumer import Consumer
@@ -124,10 +123,11 @@ def run(handlers: Sequence[Handler], *, limit: int | None, include_delayed: bool
             )
             if raises:
                 watch.on_error.append(consumer.stop)
+            began = session.now(alias)
             consumer.run()
             if raises and (error := done.error()):
                 raise error
-            wait = _next_delay(names, alias) if include_delayed else None
+            wait = _next_delay(names, alias, began) if include_delayed else None
             if wait is None or done.deliveries >= most:
                 break
             advance(wait, using=alias)
@@ -248,8 +248,12 @@ def _listed(queue: Queues) -> Sequence[Queue | str]:
     return [queue] if isinstance(queue, (Queue, str)) else queue
 
 
-def _next_delay(names: Sequence[str], alias: str) -> float | None:
-    """Return the seconds until the next delayed message of these queues is due. None: there is no delayed message."""
-    waiting = MessageQueueItem.objects.using(alias).filter(queue__in=names, read_after__gt=Now(), read_after__lt=PARKED)
+def _next_delay(names: Sequence[str], alias: str, began: datetime) -> float | None:
+    """
+    Return the seconds until the next delayed message of these queues is due. None: there is no delayed message.
+
+    A message that was delayed when the consumer ``began``, and is due by now, was missed by its last look: 0 seconds.
+    """
+    waiting = MessageQueueItem.objects.using(alias).filter(queue__in=names, read_after__gt=began, read_after__lt=PARKED)
     first = waiting.order_by("read_after").values_list("read_after", flat=True).first()
     return None if first is None else max((first - session.now(alias)).total_seconds(), 0.0) + ROUNDING_MARGIN

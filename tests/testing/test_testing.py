@@ -1,11 +1,13 @@
 """The helpers for people's own tests, inside a transaction that is rolled back and outside of one."""
 
 import math
+import threading
 from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.db.models.functions import Now
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
@@ -566,16 +568,37 @@ def test_what_a_handler_publishes_is_handled_too(orders, kind, ack):
     """In its turn, not inside the handler."""
     others = Queue("others")
     order: list = []
+    inside = threading.local()
 
     @orders.handler(ack=ack)
     def first(message: Message) -> None:
+        inside.first = True
         others.publish(message.payload)
-        order.append("first ends")
+        order.append(("first ends", False))
+        inside.first = False
 
-    others.handler(lambda message: order.append("second"))
+    others.handler(lambda message: order.append(("second", getattr(inside, "first", False))))
     with immediate():
         orders.publish(1)
-    assert order == ["first ends", "second"]
+    # Once it is committed, a worker thread may take the second before the first ends.
+    expected = [("first ends", False), ("second", False)]
+    assert (sorted(order) if kind == "committed" else order) == expected
+
+
+@committed
+def test_a_message_that_falls_due_as_the_consumer_of_a_drain_ends_is_handled(orders, monkeypatch):
+    """It was delayed at the consumer's last look, and no longer when the drain looks for what is delayed."""
+    run = Consumer.run
+
+    def run_until_it_is_due(consumer: Consumer) -> int:
+        handled = run(consumer)
+        wait_until(lambda: not MessageQueueItem.objects.filter(read_after__gt=Now()).exists())
+        return handled
+
+    monkeypatch.setattr(Consumer, "run", run_until_it_is_due)
+    orders.handler(lambda message: None)
+    orders.publish(1, delay=0.2)
+    assert len(drain(orders, include_delayed=True).handled) == 1
 
 
 @both
