@@ -14,12 +14,12 @@ from django_pgqueue.queues import Queue, queue_named
 
 
 class QueuesCommand(ExplainedCommand):
-    """``act`` is done to each queue, and ``done`` said of it; what fails does not keep the others from it."""
+    """Calls ``act`` for each queue and prints ``done``. The failure of one queue does not stop the others."""
 
     done: str
 
     def act(self, queue: Queue) -> None:
-        """Do it. May raise ``PGQueueError``."""
+        """Perform the action. May raise ``PGQueueError``."""
         raise NotImplementedError
 
     def add_arguments(self, parser: ArgumentParser) -> None:
