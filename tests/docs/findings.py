@@ -17,11 +17,11 @@ PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "findings.md"
 HEAD = """\
 # Findings
 
-`manage.py check --database default` reports E001 to E009 and E011 to E013. Run it with each deployment. `manage.py
-diagnose_queues` reports all findings. Run it when something seems wrong, or regularly by cron. It changes nothing. Its
-exit status is 0 if nothing is wrong, 2 if there are errors or the database cannot be queried, and 1 if there are
-warnings and `--fail-level warning` is set. `--format json` prints the findings for programs. The command reports at
-most twenty findings of each kind.
+`manage.py check --database default` reports E001 to E009 and E011 to E013. Run it with each deployment.
+`manage.py diagnose_queues` reports all findings. Run it when something seems wrong, or regularly by cron. It changes
+nothing. Its exit status is 0 if nothing is wrong, 2 if there are errors or the database cannot be queried, and 1 if
+there are warnings and `--fail-level warning` is set. `--format json` prints the findings for programs. The command
+reports at most twenty findings of each kind.
 
 The tests named below each finding provoke it on a real server.
 """

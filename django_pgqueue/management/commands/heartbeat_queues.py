@@ -42,7 +42,9 @@ class Command(ExplainedCommand):
         parser.add_argument(
             "--once", action="store_true", help="mark them once and exit; fail if a queue does not exist"
         )
-        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
+        parser.add_argument(
+            "--database", choices=tuple(connections), help="database alias of the queues (default: DATABASE)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])

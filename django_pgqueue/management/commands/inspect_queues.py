@@ -67,7 +67,10 @@ class Command(ExplainedCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("names", nargs="*", metavar="NAME", help="queues (default: all)")
         parser.add_argument(
-            "--format", choices=("text", "json"), default="text", help="for people or for programs (default: text)"
+            "--format",
+            choices=("text", "json"),
+            default="text",
+            help="output for people or for programs (default: text)",
         )
         parser.add_argument("--exact", action="store_true", help="count all messages, which reads all of them")
         parser.add_argument("--watch", action="store_true", help="update the numbers until SIGINT or SIGTERM")
@@ -77,7 +80,9 @@ class Command(ExplainedCommand):
             default=2.0,
             help="seconds between two updates of --watch, at least 0.1 (default: 2)",
         )
-        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
+        parser.add_argument(
+            "--database", choices=tuple(connections), help="database alias of the queues (default: DATABASE)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         names, using, exact = options["names"], database_alias(options["database"]), options["exact"]

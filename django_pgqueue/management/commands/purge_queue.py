@@ -34,7 +34,9 @@ class Command(ExplainedCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", metavar="NAME", help="the queue")
         parser.add_argument("--limit", type=at_least(1), help="number of messages to delete, at least 1 (default: all)")
-        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
+        parser.add_argument(
+            "--database", choices=tuple(connections), help="database alias of the queues (default: DATABASE)"
+        )
         parser.add_argument("--dry-run", action="store_true", help="count the messages without deleting them")
         parser.add_argument("--no-input", action="store_false", dest="interactive", help="do not ask for confirmation")
 

@@ -17,7 +17,10 @@ from django_pgqueue.runtime.loop import run_every
 
 
 class Command(ExplainedCommand):
-    help = "Delete expired messages and idle queues, adopt orphans, and dead-letter messages that kill their workers."
+    help = (
+        "Delete expired messages and idle auto-deleted queues, adopt orphans, and dead-letter messages that kill their"
+        " workers."
+    )
     epilog = """
     Run it every minute. Several reapers may run at once.
 
@@ -52,9 +55,14 @@ class Command(ExplainedCommand):
         )
         parser.add_argument("--dry-run", action="store_true", help="show what would be done without doing it")
         parser.add_argument(
-            "--format", choices=("text", "json"), default="text", help="for people or for programs (default: text)"
+            "--format",
+            choices=("text", "json"),
+            default="text",
+            help="output for people or for programs (default: text)",
         )
-        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
+        parser.add_argument(
+            "--database", choices=tuple(connections), help="database alias of the queues (default: DATABASE)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])

@@ -60,7 +60,9 @@ class Command(ExplainedCommand):
             default=300.0,
             help="seconds in which the canary must be settled, at least 0.1 (default: 300)",
         )
-        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
+        parser.add_argument(
+            "--database", choices=tuple(connections), help="database alias of the queues (default: DATABASE)"
+        )
         parser.add_argument("--dry-run", action="store_true", help="count the messages without sending them")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -35,7 +35,7 @@ STATES = {
         f"queue_id IS NOT NULL AND dead_lettered_at IS NOT NULL\n    AND {UNHELD}",
     ),
     "expired": (
-        "the TTL of the message has passed; the reaper will remove the message",
+        "the TTL of the message has passed, and the reaper has not processed the message yet",
         f"queue_id IS NOT NULL AND dead_lettered_at IS NULL\n    AND {UNHELD}\n"
         "    AND expires_at <= statement_timestamp()",
     ),
@@ -139,7 +139,7 @@ COLUMNS = {
     "taskrun.enqueued_at": "when the task was enqueued, by the clock of the process that enqueued it",
     "taskrun.started_at": "when the first attempt started",
     "taskrun.last_attempted_at": "when the last attempt started",
-    "taskrun.finished_at": "when the task succeeded or was given up. Null: it is still waiting or running",
+    "taskrun.finished_at": "when the task succeeded or finally failed. Null: neither has happened",
     "taskrun.return_value": "the value that the task returned",
     "topicbinding.topic": "the topic's name",
     "topicbody.expires_at": "when the reaper may delete the row",
@@ -204,8 +204,7 @@ def page() -> str:
         [(f"[{model._meta.db_table}](#{model._meta.db_table})", summary(model)) for model in found],
     )
     states = "\n".join(
-        f"### {state}\n\n{meaning[0].upper()}{meaning[1:]}.\n\n```sql\n{query(state)}```\n"
-        for state, (meaning, _) in STATES.items()
+        f"### {state}\n\n{sentence(meaning)}\n\n```sql\n{query(state)}```\n" for state, (meaning, _) in STATES.items()
     )
     return "\n".join([HEAD, overview, *map(section, found), STATES_HEAD, states, STATES_TAIL, PUBLISH])
 
@@ -244,7 +243,11 @@ def column(field: models.Field) -> tuple[str, str, str, str]:
     kind = f"{field.db_type(connection)}{', null' if field.null else ''}"
     keys = words_of(field)
     assert field.help_text or keys, f"write words in tables.COLUMNS for {field.model._meta.db_table}.{field.column}"
-    return code(field.column), kind, default(field), plain(str(field.help_text)) or COLUMNS[keys[0]]
+    return code(field.column), kind, default(field), plain(str(field.help_text)) or sentence(COLUMNS[keys[0]])
+
+
+def sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def default(field: models.Field) -> str:
