@@ -17,7 +17,7 @@ planned.
 Identity values start at a million, so that psycopg uses the same type for the ids of the warm-up and of the backlog,
 and therefore the same prepared statement.
 
-Each claim looks at the whole queue. None starts behind a low-water mark, as the claims of a busy consumer do.
+Each claim looks at the whole queue. None starts after a low-water mark, although the claims of a busy consumer do.
 
 The last rows are for information and are not judged. They show what each claim has to pass at the head of a queue of
 10,000. A million leased messages are what 10,000 consumers with a prefetch of 100 hold. Expired messages stay there

@@ -6,7 +6,8 @@ messages: the processor time of all its processes, write-ahead log, flushes of t
 Handling ends with a VACUUM, because removing the dead rows is part of the cost. The client's processor time is not
 counted, because clients scale with the number of their machines and not with the server.
 
-Sessions that publish prepare their statement after a few publishes (unless they use a pooler), and so do these.
+Sessions that publish prepare their statement after a few publishes (unless they use a pooler), and so do the sessions
+of this benchmark.
 
 There is no baseline. ``sizing.py`` calculates ``docs/capacity.md`` from these figures, with the assumptions stated
 there.

@@ -1,5 +1,5 @@
 """
-Does a consumer's memory stay what it was after five minutes? An hour of an idle and of a busy consumer.
+Does a consumer's memory usage stay the same after the first five minutes? An hour of an idle and of a busy consumer.
 
 Two processes of ``manage.py consume_queues`` run side by side for an hour. The idle one only sends heartbeats and
 polls. The busy one gets 200 messages a second of 10 bytes to 10 kB, and occasionally one of 500 kB. Of every hundred

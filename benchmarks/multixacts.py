@@ -15,8 +15,8 @@ for 5 ms (pgbench runs the statement of ``Queue.publish``), and watches the file
 * these settings, and VACUUM of the project's database by cron.
 * these settings, and VACUUM of all databases by cron, with ``template0`` opened for it. This needs no restart.
 * these settings, and a lower ``autovacuum_multixact_freeze_max_age`` of the server, which applies to all tables.
-* the same while another session's transaction has locked a row of another table and stays open: members that were
-  created since then are kept for it. (A transaction that only reads holds nothing back here.)
+* the same, while the transaction of another session, which has locked a row of another table, stays open: members that
+  were created since then are kept because of it. (A transaction that only reads holds nothing back here.)
 
 An hour is shortened by a factor of 400, which also applies to the ages and to cron's interval: 20 million MultiXacts of
 the server become 50,000, 10 million of the table become 25,000, and an hour becomes 9 seconds. Autovacuum checks every

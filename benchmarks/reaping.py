@@ -1,9 +1,9 @@
 """
 Do publishers feel the reaper? While it deletes 10,000 idle queues, and while it expires 1,000,000 messages.
 
-``manage.py reap_queues`` runs as fast as it can, while another queue keeps 1,000,000 messages. It runs for some
-seconds, is then stopped for as long before its next transaction, and so on. The benchmark compares the publishers of
-both states, turn by turn. Four threads of another process call ``Queue.publish`` at a fixed rate, to an auto-deleted
+``manage.py reap_queues`` runs as fast as it can, while another queue keeps 1,000,000 messages. It runs for a few
+seconds, is then stopped for the same time before its next transaction, and so on. The benchmark compares the publishers
+in both states, in turns. Four threads of another process call ``Queue.publish`` at a fixed rate, to an auto-deleted
 queue in use, which the reaper checks too.
 
 One more publisher follows the reaper and publishes to queues that are just about to be deleted. Each of these publishes

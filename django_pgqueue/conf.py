@@ -1,7 +1,7 @@
 """
 The settings, all in one dict: ``PGQUEUE = {"LEASE": 120, …}``.
 
-They are read live, so ``override_settings`` works. Seconds are numbers.
+They are read when they are used, so ``override_settings`` works. Seconds are numbers.
 """
 
 from typing import Any, get_type_hints
@@ -21,7 +21,7 @@ class Settings:
     #: :example: ``PGQUEUE = {"DATABASE": "queues"}``
     DATABASE: str = "default"
 
-    #: Alias over which consumers and live subscribers LISTEN. Needed if ``DATABASE`` goes through a transaction
+    #: Alias on which consumers and live subscribers LISTEN. Needed if ``DATABASE`` goes through a transaction
     #: pooler: this alias must then reach the same database on the server itself. ``None`` means ``DATABASE``.
     #:
     #: :allowed: a key of ``DATABASES`` whose database is PostgreSQL, or ``None`` (findings E001 and E024)
@@ -29,8 +29,8 @@ class Settings:
     #: :example: ``PGQUEUE = {"LISTEN_DATABASE": "direct"}``
     LISTEN_DATABASE: str | None = None
 
-    #: How long a process trusts that a queue it has declared exists and is marked as in use. All processes together
-    #: mark a queue as in use at most once in that time when they publish.
+    #: How long a process trusts that a queue it has declared exists and is marked as in use. When processes publish,
+    #: all of them together mark a queue as in use at most once in this time.
     #:
     #: :unit: seconds
     #: :allowed: a number greater than 0; at most a third of ``REAP_IDLE_AFTER`` (finding W004)
@@ -39,7 +39,7 @@ class Settings:
     DECLARE_TTL: float = 15
 
     #: Time between two heartbeats of a consumer process. A heartbeat marks the consumer's queues as in use. A consumer
-    #: that missed three counts as gone, and another one may take over its exclusive queues.
+    #: that has missed three counts as gone, and another one may take over its exclusive queues.
     #:
     #: :unit: seconds
     #: :allowed: a number greater than 0; at most a third of ``REAP_IDLE_AFTER`` (finding W004)
@@ -101,8 +101,8 @@ class Settings:
     #: :example: ``PGQUEUE = {"BACKOFF": {"base": 5, "max": 600}}``
     BACKOFF: dict[str, float] = {"base": 1, "factor": 2, "max": 3600, "jitter": 0.1}
 
-    #: How many messages of one queue a consumer process holds at once. It always holds as many as it handles at once,
-    #: and no more than that if ``max_deliveries`` is 1. ``consume_queues --prefetch`` overrides it.
+    #: How many messages of one queue a consumer process holds at once. It always holds at least as many as it handles
+    #: at once, and no more than that if ``max_deliveries`` is 1. ``consume_queues --prefetch`` overrides it.
     #:
     #: :unit: messages
     #: :allowed: a whole number greater than 0
@@ -110,7 +110,7 @@ class Settings:
     #: :example: ``PGQUEUE = {"PREFETCH": 20}``
     PREFETCH: int = 100
 
-    #: How often a consumer looks at a queue without being woken. While notifications do not arrive it looks at least
+    #: How often a consumer checks a queue without being woken. While notifications do not arrive, it checks at least
     #: every second.
     #:
     #: :unit: seconds
@@ -136,7 +136,7 @@ class Settings:
     CHANNEL_PREFIX: str = "django_pgqueue"
 
     #: How long the result of a task is kept after the task has ended. The result of a dead-lettered task is kept at
-    #: least as long as its message. ``None`` means for ever.
+    #: least as long as its message. ``None`` means forever.
     #:
     #: :unit: seconds
     #: :allowed: a number greater than 0, or ``None``
@@ -144,7 +144,7 @@ class Settings:
     #: :example: ``PGQUEUE = {"TASK_RESULT_TTL": 604800}``
     TASK_RESULT_TTL: float | None = 86_400
 
-    #: Largest payload, measured as UTF-8 JSON. The headers of a message may take as much again.
+    #: Largest payload, measured as UTF-8 JSON. The same limit applies separately to the headers of a message.
     #:
     #: :unit: bytes
     #: :allowed: a whole number greater than 0

@@ -80,8 +80,8 @@ class QueueConsumer(models.Model):
     """
     One running consumer process, as of its last heartbeat.
 
-    For people and for exclusive queues. Not used for claims and leases: a lease expires at its own deadline, whether
-    this row exists or not.
+    The rows are for people, and for finding the owners of exclusive queues. Claims and leases do not use them: a lease
+    expires at its own deadline, whether this row exists or not.
     """
 
     id = models.UUIDField(primary_key=True)
@@ -102,8 +102,9 @@ class QueueEvent(models.Model):
     """
     An event of a queue's row: reaped, revived or vanished. Kept for a week.
 
-    The reaper writes ``reaped``, which is the tombstone. A queue that is created again after a tombstone is
-    ``revived``. A queue without a tombstone that is created again by a process which has seen it had ``vanished``.
+    The reaper writes ``reaped``, which is the tombstone. If a queue is created again after a tombstone, the
+    event is ``revived``. If there is no tombstone, but the process that creates the queue had seen it before, the event
+    is ``vanished``.
     """
 
     class Kind(models.TextChoices):
@@ -214,7 +215,7 @@ class TopicBody(models.Model):
 
 class TaskRun(models.Model):
     """
-    The run of a task, written by workers from its first attempt on. ``id`` is the id of its message.
+    The run of a task. Workers write it from the first attempt on. ``id`` is the id of its message.
 
     Kept for ``TASK_RESULT_TTL`` after the task has ended. ``status`` is the last status that a worker wrote. It stays
     RUNNING if the worker dies; the status of the task's result also takes the message into account.

@@ -38,7 +38,8 @@ class Queue(Generic[P]):
 
     ``Queue[Order]`` tells type checkers the type of its payloads.
 
-    It has more than twenty methods, one for each verb, so that all that a project does with a queue is in one place.
+    It has more than twenty methods, one for each verb, so that everything that a project does with a queue is in one
+    place.
 
     ``name``
         1 to 250 printable characters (255 if it ends in ``.dead``), without a space at either end, in Unicode
@@ -168,8 +169,8 @@ class Queue(Generic[P]):
         logs a warning, once. Use ``transaction.on_commit(…, using=OTHER)`` to publish after that transaction.
 
         Raises ``PayloadError`` or ``ValueError`` before any SQL is sent. Raises ``QueueNotFound`` if the row of a
-        standing queue is missing that this process has seen within ``DECLARE_TTL``. The transaction stays usable after
-        each of these errors.
+        standing queue is missing although this process saw it within ``DECLARE_TTL``. The transaction stays usable
+        after each of these errors.
         """
         delay, expires_in = self._attributes.times(delay, ttl)
         most = settings.MAX_PAYLOAD_BYTES
@@ -213,9 +214,9 @@ class Queue(Generic[P]):
         """
         Lease up to ``limit`` ready messages and return them as a list, which is empty if there are none.
 
-        The caller holds each message until its lease ends, and must ack, nack, reject or extend it before. A message
-        whose last lease expired is delivered on its own. Messages that were delivered ``max_deliveries`` times, cannot
-        be decoded or do not match the schema are moved to the dead-letter queue and not returned.
+        The caller holds each message until its lease ends, and must ack, nack, reject or extend it before then. A
+        message whose last lease expired is delivered on its own. Messages that were delivered ``max_deliveries`` times,
+        cannot be decoded or do not match the schema are moved to the dead-letter queue and not returned.
 
         A paused queue, and an exclusive queue that another consumer owns, return no messages. By claiming, this process
         becomes the owner of an exclusive queue. It remains the owner while it claims at least every two
@@ -323,7 +324,7 @@ class Queue(Generic[P]):
         batch: int | None = None,
     ) -> Any:
         """
-        Register the sync or async function that ``consume_queues`` calls for each message. A decorator.
+        Register the sync or async function that ``consume_queues`` calls for each message. Use it as a decorator.
 
         ``concurrency``
             How many messages one process handles at once.
@@ -341,8 +342,8 @@ class Queue(Generic[P]):
         retried with back-off. It may also raise ``Nack`` or ``Reject``.
 
         With ``batch``, the handler gets a list of one to ``batch`` messages. It is called with the messages that are
-        available and does not wait for more; a message whose last lease expired is delivered on its own. The return or
-        the exception applies to all messages of the list. To settle single messages differently, the handler returns a
+        available and does not wait for more; a message whose last lease expired is delivered on its own. Its return or
+        its exception applies to all messages of the list. To settle single messages differently, the handler returns a
         mapping of message ids to exceptions: ``{message.id: Reject("no such order")}``. With ``ack="atomic"``, changes
         made for these messages are committed with the rest, unless the handler uses a savepoint for each message. The
         nack or rejection follows the commit.

@@ -1,8 +1,8 @@
 """
-Signals that tell what happens to queues and messages. Receivers format, nobody else does.
+Signals that report what happens to queues and messages. Only receivers format log lines.
 
-The sender is the queue's name (a str), if the signal does not say otherwise. A receiver that raises is logged by Django
-(``send_robust``) and changes nothing.
+The sender is the queue's name (a str), unless the signal says otherwise. If a receiver raises, Django logs the
+exception (``send_robust``), and nothing else changes.
 """
 
 import logging
@@ -13,7 +13,7 @@ from django.dispatch import Signal, receiver
 logger = logging.getLogger("django_pgqueue")
 
 #: A queue's row was created, for the first time as far as is known. Not sent for a dead-letter queue that is created
-#: along with another queue.
+#: together with another queue.
 #:
 #: :param sender: name of the queue
 #: :param using: alias of the database
@@ -66,9 +66,9 @@ queue_resumed = Signal()
 #: :logged: INFO, ``queue taken over queue=… consumer=…``
 queue_taken_over = Signal()
 
-#: Messages were published: in autocommit one signal for each call, otherwise one for each queue and transaction. Copies
-#: of a topic's message are signalled one by one. The count may include messages that a savepoint rolled back. Not sent
-#: if ``AUTOCOMMIT`` is off.
+#: Messages were published: in autocommit one signal for each call, otherwise one for each queue and transaction. The
+#: signal is sent separately for each copy of a topic's message. The count may include messages that a savepoint rolled
+#: back. Not sent if ``AUTOCOMMIT`` is off.
 #:
 #: :param sender: name of the queue
 #: :param using: alias of the database
@@ -77,8 +77,8 @@ queue_taken_over = Signal()
 #: :logged: no
 messages_published = Signal()
 
-#: A consumer settled messages whose handlers succeeded. With ``ack="early"`` it also counts messages whose handlers
-#: failed. With ``ack="early"`` and ``ack="atomic"`` it also counts a message whose lease was lost. Not sent for
+#: A consumer settled messages whose handlers succeeded. With ``ack="early"``, messages whose handlers failed are
+#: included. With ``ack="early"`` and ``ack="atomic"``, messages whose lease was lost are included too. Not sent for
 #: messages that ``Queue.ack()`` settles.
 #:
 #: :param sender: name of the queue
@@ -89,7 +89,7 @@ messages_published = Signal()
 messages_handled = Signal()
 
 #: A handler raised, or returned the message as failed. Also sent for the last delivery, after which the message goes to
-#: the dead-letter queue. Not sent for ``Reject``, nor for a failure after an early ack.
+#: the dead-letter queue. Not sent for ``Reject`` or for a failure after an early ack.
 #:
 #: :param sender: name of the queue
 #: :param using: alias of the database
@@ -100,8 +100,8 @@ messages_handled = Signal()
 #: :logged: WARNING, ``message failed queue=… id=… delivery=… error=… delay=…``
 message_failed = Signal()
 
-#: Messages were dead-lettered: rejected, delivered too often, impossible to decode, not of the queue's schema, or
-#: expired on a queue with a configured dead-letter queue.
+#: Messages were dead-lettered: rejected, delivered too often, impossible to decode, not matching the queue's schema,
+#: or expired on a queue with a configured dead-letter queue.
 #:
 #: :param sender: name of the queue
 #: :param using: alias of the database
@@ -148,7 +148,7 @@ messages_purged = Signal()
 #: :logged: WARNING, ``orphans adopted queue=… count=…``
 orphans_adopted = Signal()
 
-#: A live subscription missed messages. A full buffer is signalled once until the subscription has caught up.
+#: A live subscription missed messages. A full buffer is reported once until the subscription has caught up.
 #:
 #: :param sender: name of the topic
 #: :param using: alias of the database
@@ -177,7 +177,7 @@ lease_lost = Signal()
 #: :logged: INFO, ``consumer started consumer=… queues=…``
 consumer_started = Signal()
 
-#: A consumer process has ended. Its row is deleted, unless the database is away.
+#: A consumer process has ended. Its row is deleted, unless the database is unavailable.
 #:
 #: :param sender: id of the consumer, a ``UUID``
 #: :param using: alias of the database
@@ -194,7 +194,7 @@ def log_queue_created(sender: str, **kwargs: Any) -> None:
 
 @receiver(queue_healed)
 def log_queue_healed(sender: str, *, using: str, cause: str, standing: bool, **kwargs: Any) -> None:
-    # A queue that was idle is reaped rightly. One that vanished was removed by something else.
+    # Reaping an idle queue is normal. A vanished queue was removed by something else.
     level = logging.INFO if cause == "revived" else logging.WARNING
     logger.log(level, "queue healed queue=%s using=%s cause=%s standing=%s", sender, using, cause, standing)
 

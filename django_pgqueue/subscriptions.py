@@ -239,9 +239,9 @@ def warn_of_silence(topic: str) -> None:
 
 class LiveMessages:
     """
-    The messages of a topic, for ``async for``. Starts to listen at the first step.
+    The messages of a topic, for ``async for``. Listening starts at the first iteration.
 
-    ``async with`` starts to listen before its block, so that no message published in the block is missed.
+    ``async with`` starts listening before its block, so that no message published in the block is missed.
     """
 
     def __init__(self, topic: str, using: str, buffer: int) -> None:

@@ -80,7 +80,7 @@ class Topic:
         """
         Call ``callback`` with each ``TopicMessage`` from now on. Return the ``Subscription``, which the caller closes.
 
-        The callback runs in a separate thread, for one message after the other; its errors are logged. While it is
+        The callback runs in a separate thread, for one message at a time; its errors are logged. While it is
         busy, up to ``buffer`` messages (1,000) wait. Beyond that, the oldest are dropped and the signal
         ``subscription_lagged`` is sent. All subscriptions of a process share one connection, which must not go through
         a transaction pooler: see ``LISTEN_DATABASE``. Returns when the subscription is connected, or after ten seconds
@@ -94,7 +94,7 @@ class Topic:
 
     def listen(self, *, buffer: int = subscriptions.BUFFER) -> LiveMessages:
         """
-        Return ``LiveMessages``, which yields each ``TopicMessage`` with ``async for``, from the first step on.
+        Return ``LiveMessages``, which yields each ``TopicMessage`` with ``async for``, from the first iteration on.
 
         ``async with topic.listen() as messages`` listens from the start of the block. ``buffer`` is the same as for
         ``subscribe()``.

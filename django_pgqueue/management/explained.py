@@ -1,4 +1,4 @@
-"""Commands whose ``--help`` also tells exit statuses, signals and output."""
+"""Commands whose ``--help`` also explains exit statuses, signals and output."""
 
 import inspect
 from typing import Any
@@ -15,7 +15,7 @@ class HelpFormatter(DjangoHelpFormatter):
 
 
 class ExplainedCommand(BaseCommand):
-    """``epilog`` stands below the options: paragraphs in plain text, from which the docs are made as well."""
+    """``epilog`` is printed below the options: paragraphs of plain text, which the docs also use."""
 
     epilog: str
 

@@ -14,17 +14,19 @@ from django_pgqueue.queues import Queue, queue_named
 
 
 class QueuesCommand(ExplainedCommand):
-    """``act`` is done to each queue, and ``done`` said of it; what fails does not keep the others from it."""
+    """Calls ``act`` for each queue and prints ``done``. The failure of one queue does not stop the others."""
 
     done: str
 
     def act(self, queue: Queue) -> None:
-        """Do it. May raise ``PGQueueError``."""
+        """Perform the action. May raise ``PGQueueError``."""
         raise NotImplementedError
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("names", nargs="+", metavar="NAME", help="queues")
-        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
+        parser.add_argument(
+            "--database", choices=tuple(connections), help="database alias of the queues (default: DATABASE)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])

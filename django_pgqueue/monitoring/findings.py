@@ -36,7 +36,7 @@ FINDINGS = {
         ERROR,
         "The database is not PostgreSQL, or there is no such alias",
         "`PGQUEUE['DATABASE']` and `PGQUEUE['LISTEN_DATABASE']` must name aliases of `DATABASES` whose engine is"
-        " PostgreSQL's or derived from it. Nothing works otherwise.",
+        " PostgreSQL's or derived from it. Otherwise, nothing works.",
         "Use the right alias.",
     ),
     "E002": Finding(
@@ -62,8 +62,8 @@ FINDINGS = {
         ERROR,
         "The messages' foreign key is missing or different",
         "It must be `ON DELETE SET NULL`, not deferrable, and validated. Without it, messages to a deleted queue remain"
-        " unseen. If it is deferrable, a publish fails at COMMIT, after `publish()` has returned. With another action,"
-        " deleting a queue deletes its messages.",
+        " unnoticed. If it is deferrable, a publish fails at COMMIT, after `publish()` has returned. With another"
+        " action, deleting a queue deletes its messages.",
         "Run the statement that the finding shows.",
     ),
     "E006": Finding(
@@ -86,7 +86,7 @@ FINDINGS = {
     "W008": Finding(
         WARNING,
         "Autovacuum is off",
-        "Messages are added and deleted all the time. Without autovacuum, the tables grow without end, and claims"
+        "Messages are added and deleted all the time. Without autovacuum, the tables grow without limit, and claims"
         " become slow.",
         "`ALTER TABLE … RESET (autovacuum_enabled);`, or `autovacuum = on` and `track_counts = on` in the server's"
         " configuration.",
@@ -143,8 +143,8 @@ FINDINGS = {
         "Their handlers failed too often or rejected them, or they killed their workers. Consumers report dead letters"
         " per minute, and these reports are kept for a day. If the reports cover two hours, the finding means that more"
         " than one and a half times as many messages were dead-lettered in the last hour as in an hour before. If they"
-        " do not, it means that there are dead letters in the last hour. More than 1,000 dead letters of a queue are"
-        " counted only by these reports.",
+        " do not, it means that messages were dead-lettered in the last hour. More than 1,000 dead letters of a queue"
+        " are counted only by these reports.",
         "Read their failures in the admin, fix the handler, then run `manage.py redrive_queue`.",
     ),
     "W023": Finding(

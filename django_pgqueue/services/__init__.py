@@ -1,5 +1,5 @@
 """
-The only SQL on the tables. One module for each phase of a message's life; in it each statement stands directly
+All SQL on the tables. There is one module for each phase of a message's life, and each statement stands directly
 above the one function that runs it.
 
 ==================  ==========================================================================
@@ -10,16 +10,16 @@ above the one function that runs it.
 ``claiming``        lease messages; when to look again
 ``settling``        extend, ack, nack, reject, release
 ``dead_letters``    set messages aside, send them back
-``tasks``           what is kept of Django's tasks
+``tasks``           store the results of Django's tasks
 ``operating``       pause, resume, purge
 ``consumers``       heartbeats of consumers, owners of exclusive queues
 ``reaping``         remove what expired or fell idle, adopt orphans
-``minutes``         what became of messages, minute by minute
-``counting``        queues in numbers
-``diagnosing``      what the tables and the server report
-``journaling``      what the testing helpers note
+``minutes``         count the outcomes of messages in each minute
+``counting``        count messages and measure ages
+``diagnosing``      read the state of the tables and the server
+``journaling``      read published messages for the testing helpers
 ``session``         run a statement: transaction, isolation, timeouts
-``beliefs``         what this process believes of queues
+``beliefs``         what this process believes about queues
 ==================  ==========================================================================
 
 Statements are written out in full, so each can be pasted into psql once its ``%(parameters)s`` are filled in. Two rules
@@ -36,5 +36,5 @@ times more than it saves, and keeps the index's order whatever its statistics sa
 when the table was empty or small, it would expect a walk of one row, and fetch and sort the whole backlog.
 
 Publishing inherits the caller's transaction. All other statements (claims, settling, refreshes, reaping) are READ
-COMMITTED whatever the default of the database is.
+COMMITTED, whatever the default of the database is.
 """

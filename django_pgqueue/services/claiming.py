@@ -64,7 +64,7 @@ class SleepPlan(NamedTuple):
 # delayed, by id, starting after %(above)s (0: all; see low_water.py). If both walks find messages, the claim takes from
 # both, so that neither starves.
 # A message whose lease has expired is a suspect: it may have killed its worker, so it is claimed alone.
-# %(suspects)s: whether a suspect may be taken. %(skip_suspects)s: walk past suspects, to the messages after them.
+# %(suspects)s: whether a suspect may be taken. %(skip_suspects)s: whether suspects are passed over.
 # Only the owner of an exclusive queue may claim. The claim stops after about %(most_bytes)s bytes (null: no limit). A
 # compressed payload counts as sixteen times its stored size: decompressing all candidates to measure them would cost
 # more than the claim, and PostgreSQL compresses up to ninety times.
@@ -81,7 +81,7 @@ class SleepPlan(NamedTuple):
 # Returns rows of kind "claimed", "exhausted" (delivered max_deliveries times: to be dead-lettered), "ready" (the lowest
 # and, in place of the count, the highest id claimed by the walk in id order), and rows with only a kind: "suspect"
 # (%(suspects)s is false and one was found), "more" (the claim left messages that it found), "paused", "foreign"
-# (another consumer owns the queue, or nobody).
+# (another consumer owns the queue, or nobody does).
 CLAIM = """
 WITH shared AS (
     SELECT name, max_deliveries

@@ -20,8 +20,8 @@ MAX_REASON_LENGTH = 2_000
 # The move clears expiry, lease and count, which are kept in the history. A queue named *.dead without a configured
 # dead-letter queue parks its failures: they stay on the queue, due in the year 9000, until they are redriven. A queue
 # also parks a message that was already dead-lettered from its dead-letter queue, so that no queue is visited twice.
-# Fenced by token. With %(tokens)s null, only messages that nobody holds and that are still expired or exhausted:
-# several consumers and reapers may find the same message, and it must move once.
+# Fenced by token. If %(tokens)s is null, moves only messages that nobody holds and that are still expired or exhausted:
+# several consumers and reapers may find the same message, and it must move only once.
 # Locks: the messages in id order, then KEY SHARE on the target's row, in name order.
 # Returns the ids taken, their target (null: parked) and whether each was moved (false: the target
 # does not exist yet).
@@ -167,8 +167,8 @@ class DeadLetterFilter:
 
 # REDRIVE - send a batch of dead letters back to the queue that gave them up, due now and with a fresh count.
 # Their history is kept. A dead letter that passed through several queues goes back one step.
-# Takes %(limit)s dead letters after id %(after)s that match and were dead-lettered up to %(before)s, so that the same
-# redrive does not take a message again that fails again.
+# Takes %(limit)s dead letters after id %(after)s that match and were dead-lettered up to %(before)s, so a message
+# that fails again is not taken a second time by the same redrive.
 # Locks: KEY SHARE on the queue, then the dead letters in id order, skipping locked rows (concurrent redrives take
 # different ones).
 # Index: django_pgqueue_item_dead_idx.
@@ -204,7 +204,7 @@ WHERE id = ANY (ARRAY(SELECT id FROM letter))
 RETURNING id
 """
 
-# UNPARK - the same for messages that a queue has parked: they stay on the queue and become due now.
+# UNPARK - redrive messages that a queue has parked: they stay on the queue and become due now.
 # Locks: the messages in id order, skipping locked rows.
 # Index: django_pgqueue_item_claim_idx.
 # Returns the ids.
@@ -279,7 +279,7 @@ def redrivable(name: str, letters: DeadLetterFilter, using: str) -> int:
     return int(count)
 
 
-# OUTCOMES - look redriven messages up. No lock.
+# OUTCOMES - look up redriven messages. No lock.
 # Returns the ids that still exist, and whether each was dead-lettered again after %(since)s.
 OUTCOMES = """
 SELECT id, coalesce(dead_lettered_at > %(since)s, false)

@@ -323,7 +323,7 @@ def touch(names: Sequence[str], using: str) -> set[str]:
     return {name for (name,) in rows}
 
 
-# QUEUE_EXISTS - look a queue up. Returns the name, or no row.
+# QUEUE_EXISTS - look up a queue. Returns the name, or no row.
 QUEUE_EXISTS = "SELECT name FROM django_pgqueue_messagequeue WHERE name = %(name)s"
 
 

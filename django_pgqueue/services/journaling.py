@@ -86,7 +86,7 @@ def _array(numbers: Iterable[int]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
 
 
-# MAY_READ - check whether this role may read messages, which a publisher need not. No lock.
+# MAY_READ - check whether this role may read messages; a publisher does not need this privilege. No lock.
 MAY_READ = "SELECT has_table_privilege('django_pgqueue_messagequeueitem', 'SELECT')"
 
 

@@ -121,7 +121,7 @@ class Newest(NamedTuple):
 
 
 # NEWEST - count the newest messages of these queues by the minute in which they were published.
-# Reads at most %(most)s messages of each queue, of those that were published without a delay and not retried.
+# Reads at most %(most)s messages of each queue, and only those that were published without a delay and not retried.
 # No lock.
 # Returns name, minutes ago (%(minutes)s for all older ones), how many, and seconds since the oldest of them. A queue
 # without any has no row.

@@ -22,8 +22,8 @@ def notify(name: str, using: str) -> None:
     wake(connection, name, beliefs.key_of(connection, name))
 
 
-# NOTIFY - wake the consumers of a queue. A separate statement after the commit: inside the publishing transaction it
-# would serialize all commits of the database.
+# NOTIFY - wake the consumers of a queue. It runs as a separate statement after the commit: inside the publishing
+# transaction it would serialize all commits of the database.
 NOTIFY = "SELECT pg_notify(%(channel)s, '')"
 
 

@@ -45,7 +45,7 @@ RETURNING id
 """
 
 # PUBLISH_RELAXED - PUBLISH to a queue that is not durable: the commit of this one statement does not wait for the disk.
-# Only in autocommit, where the setting ends with the statement.
+# Used only in autocommit, where the setting ends with the statement.
 # Locks: as PUBLISH. Returns the id.
 PUBLISH_RELAXED = """
 INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload, headers, read_after, expires_at)
@@ -57,7 +57,8 @@ RETURNING id
 """
 
 # PUBLISH_IF_QUEUE - insert a message inside a transaction: the hot path.
-# A missing queue gives no row instead of an error, so the caller's transaction stays usable without a savepoint.
+# If the queue is missing, no row is inserted and no error is raised, so the caller's transaction stays usable without a
+# savepoint.
 # Locks: KEY SHARE on the queue's row. Without this lock, a concurrent deletion would raise a foreign-key violation.
 # Returns the id. No row: there is no such queue.
 PUBLISH_IF_QUEUE = """
@@ -110,7 +111,7 @@ def publish(declaration: Declaration, outgoing: Outgoing, using: str) -> int:
     return message_id
 
 
-# RELAX - the same for the library's own transaction around PUBLISH_MANY.
+# RELAX - let the commit of the library's own transaction around PUBLISH_MANY not wait for the disk.
 RELAX = "SET LOCAL synchronous_commit = off"
 
 

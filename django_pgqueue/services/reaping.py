@@ -67,7 +67,7 @@ def adopt(name: str, limit: int, using: str) -> int:
 
 # EXPIRE - take a batch of expired messages that nobody holds, orphans included, and delete those whose queue has no
 # configured dead-letter queue.
-# One walk serves both kinds: a search for one of them would read past all of the other kind each time.
+# One walk finds both kinds: a search for one kind would read past all messages of the other kind each time.
 # Locks: the batch, skipping locked rows.
 # Index: django_pgqueue_item_expiry_idx.
 # Returns id, queue, and whether the message was kept for DEAD_LETTER to move.
@@ -115,8 +115,9 @@ def expire(limit: int, using: str) -> tuple[int, int]:
 
 
 # EXHAUSTED - find messages that were delivered max_deliveries times and whose lease has expired.
-# A claim dead-letters the ones that it finds; this is for queues that nobody claims from. Bounded: it reads the head of
-# each queue's two walks. %(heartbeat_timeout)s: seconds after its last heartbeat for which a consumer counts as alive.
+# A claim dead-letters the messages that it finds; this is for queues that nobody claims from. Bounded: it reads the
+# head of each queue's two walks. %(heartbeat_timeout)s: seconds after its last heartbeat for which a consumer counts as
+# alive.
 # No lock. Returns id and queue.
 EXHAUSTED = """
 SELECT head.id, queue.name

@@ -45,7 +45,7 @@ def is_read_committed(using: str) -> bool:
     return bool(level == IsolationLevel.READ_COMMITTED)
 
 
-# READ_COMMITTED - for the transaction that has just begun; before its first statement.
+# READ_COMMITTED - set the isolation level of the transaction that has just begun. Runs before its first statement.
 READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 

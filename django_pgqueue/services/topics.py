@@ -127,7 +127,7 @@ def publish_to_topic(topic: str, payload: str, headers: str, ttl: float | None, 
     return [message_id for message_id, _ in copies]
 
 
-# NOTIFY_TOPIC - notify the live subscribers of a topic. A separate statement after the commit, like NOTIFY.
+# NOTIFY_TOPIC - notify the live subscribers of a topic. It runs as a separate statement after the commit, like NOTIFY.
 NOTIFY_TOPIC = "SELECT pg_notify(%(channel)s, %(content)s)"
 
 

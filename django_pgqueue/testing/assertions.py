@@ -47,9 +47,9 @@ def assert_published(
 
     ``count`` is the exact number of matching messages (0: none; None: at least one). ``payload`` is compared with the
     payload that a handler receives, so a published tuple is compared as a list. ``headers`` must be present with these
-    values, and others may be, too. ``delay`` and ``ttl`` are in seconds; a ``ttl`` of None means that the message never
-    expires. Omitted arguments match anything, and ``ANYTHING`` matches any value inside a payload. ``since`` and
-    ``using`` have the same meaning as in ``published()``.
+    values, and others may be present too. ``delay`` and ``ttl`` are in seconds; a ``ttl`` of None means that the
+    message never expires. Omitted arguments match anything, and ``ANYTHING`` matches any value inside a payload.
+    ``since`` and ``using`` have the same meaning as in ``published()``.
 
     Raises ``AssertionError`` with the messages that were published instead, and how the closest one differs.
     """

@@ -27,7 +27,7 @@ PARKED = datetime(9000, 1, 1, tzinfo=UTC)
 
 def advance(seconds: Seconds, *, using: str | None = None) -> None:
     """
-    Let time pass for the queues of a database. ``seconds`` is a number or a ``timedelta``.
+    Make time pass for the queues of a database. ``seconds`` is a number or a ``timedelta``.
 
     All times in this package's tables are moved back: due times, expiry times, ends of leases, last uses of queues,
     heartbeats of consumers, tombstones and runs of the reaper, and the times at which messages were published or

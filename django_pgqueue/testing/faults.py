@@ -59,8 +59,8 @@ def reap(queue: Queue | str, *, using: str | None = None) -> None:
     """
     Let the reaper delete an auto-deleted queue, as if it had been idle for ``REAP_IDLE_AFTER``.
 
-    Raises ``ValueError`` if the reaper would not delete it: the queue is standing or paused, holds messages, or has no
-    row.
+    Raises ``ValueError`` if the reaper would not delete the queue, because it is standing or paused, holds messages, or
+    has no row.
     """
     name, alias, idle_for = name_of(queue), alias_of(queue, using), settings.REAP_IDLE_AFTER
     idle_since = Now() - timedelta(seconds=idle_for + 1)

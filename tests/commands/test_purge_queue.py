@@ -62,7 +62,7 @@ def test_somebody_at_a_terminal_is_asked(
     else:
         with pytest.raises(CommandError, match="not purged"):
             call_command("purge_queue", "q")
-    assert "Delete 2 messages of queue 'q' for good? [y/N]" in capsys.readouterr().out
+    assert "Permanently delete 2 messages of queue 'q'? [y/N]" in capsys.readouterr().out
     assert payloads("q") == left
 
 

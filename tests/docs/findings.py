@@ -17,13 +17,13 @@ PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "findings.md"
 HEAD = """\
 # Findings
 
-`manage.py check --database default` reports E001 to E009 and E011 to E013, and a deployment should run it.
-`manage.py diagnose_queues` reports all of them: run it when something seems wrong, or now and then by cron. It changes
-nothing. Its exit status is 0 when nothing is wrong, 2 when there are errors or the database cannot be asked,
-and 1 when there are warnings and `--fail-level warning` was given. `--format json` is for programs. Of one kind it
-tells the first twenty.
+`manage.py check --database default` reports E001 to E009 and E011 to E013. Run it with each deployment.
+`manage.py diagnose_queues` reports all findings. Run it when something seems wrong, or regularly by cron. It changes
+nothing. Its exit status is 0 if nothing is wrong, 2 if there are errors or the database cannot be queried, and 1 if
+there are warnings and `--fail-level warning` is set. `--format json` prints the findings for programs. The command
+reports at most twenty findings of each kind.
 
-Each was provoked on a real server by the tests that are named.
+The tests named below each finding provoke it on a real server.
 """
 
 LEVELS = {ERROR: "error", WARNING: "warning", INFO: "for your information"}

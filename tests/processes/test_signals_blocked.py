@@ -137,7 +137,7 @@ def test_a_worker_that_waits_for_the_database_ends_all_the_same(grace: str, sign
             running.send(signal.SIGTERM)
             time.sleep(0.3)  # Two at once would be one.
         assert running.wait() == 1
-        assert "the database holds up the end" in running.output
+        assert "the database delays the shutdown" in running.output
         assert "Traceback" not in running.output
         admin.rollback()
 

@@ -40,9 +40,9 @@ PASSED = "passed"
 
 
 IS_DUMMY = "asks for an instance of Django's dummy backend"
-HAS_RESULTS = "looks at the list of results that only the dummy backend has"
+HAS_RESULTS = "reads the list of results, which only the dummy backend has"
 NO_PRIORITY = "needs priorities, which this backend does not support"
-IS_IMMEDIATE = "tests what the immediate backend cannot do"
+IS_IMMEDIATE = "tests that the immediate backend does not support something"
 
 # These cannot pass. Each must fail, or it has no place here.
 EXCEPTED = {
@@ -51,7 +51,7 @@ EXCEPTED = {
     "TaskTestCase.test_enqueue_task_async": HAS_RESULTS,
     "TaskTestCase.test_get_backend": IS_DUMMY,
     "TaskTestCase.test_invalid_priority": NO_PRIORITY,
-    "TaskTestCase.test_refresh_result": "calls refresh() on the event loop, where Django refuses a database to all",
+    "TaskTestCase.test_refresh_result": "calls refresh() on the event loop, where Django allows no database access",
     "TaskTestCase.test_using_correct_backend": IS_DUMMY,
     "TaskTestCase.test_using_priority": NO_PRIORITY,
     "DummyBackendTestCase.test_clear": "calls clear(), which only the dummy backend has",
@@ -64,7 +64,7 @@ EXCEPTED = {
     "ImmediateBackendTestCase.test_cannot_pass_run_after": IS_IMMEDIATE,
     "ImmediateBackendTestCase.test_cannot_refresh_result": IS_IMMEDIATE,
     "ImmediateBackendTestCase.test_throws_keyboard_interrupt": (
-        "expects KeyboardInterrupt in the thread that enqueues; a worker takes what a task raises for its failure"
+        "expects KeyboardInterrupt in the thread that enqueues; a worker treats any exception of a task as a failure"
     ),
     "ImmediateBackendTestCase.test_using_correct_backend": "asks for an instance of Django's immediate backend",
 }
@@ -194,13 +194,13 @@ def record(verdicts: list[Verdict]) -> None:
 HEAD = """\
 # Conformance of the Tasks backend
 
-Django's own tests of its Tasks, run on `PGQueueBackend` and a real PostgreSQL. They are taken from Django's source
-distribution as they are, with two replacements: where they use the dummy backend, which stores tasks, `PGQueueBackend`
-stands in; where they use the immediate one, `PGQueueBackend` with a consumer that has run the task before `enqueue()`
-returns. The tests of this project run them in each version of Django that has Tasks, and fail when one fails that is
-not excepted here, or when one is excepted that passes.
+This page shows the results of Django's own tests of its Tasks on `PGQueueBackend` and a real PostgreSQL. The tests are
+taken unchanged from Django's source distribution, except that two backends are replaced: the dummy backend, which
+stores tasks, by `PGQueueBackend`, and the immediate backend by `PGQueueBackend` with a consumer that has run the task
+before `enqueue()` returns. This project's tests run them on each version of Django that has Tasks. They fail if a test
+fails that is not excepted here, or if an excepted test passes.
 
-`python -m tests.task_backend.conformance` makes this page.
+`python -m tests.task_backend.conformance` generates this page.
 """
 
 
@@ -224,7 +224,7 @@ def page() -> str:
 def cell(found: dict[str, Any], name: str) -> str:
     outcome = found["tests"].get(name)
     if outcome is None:
-        return "not there"
+        return "does not exist"
     if outcome:
         return PASSED
     return "excepted" if name in EXCEPTED else "failed"

@@ -33,26 +33,26 @@ class Command(ExplainedCommand):
     help = "Run the handlers and tasks of the named queues, or of all queues that have any."
     epilog = """
     All queues must be in the same database. The process declares its queues, writes heartbeats, extends leases and
-    listens for notifications. It waits for a database that is away. Handlers are declared in queues.py modules. With
-    --handler, a queue that is not declared in this project keeps the attributes in its row, or is created as
+    listens for notifications. If the database is unavailable, it waits. Handlers are declared in queues.py modules.
+    With --handler, a queue that is not declared in this project keeps the attributes in its row, or is created as
     Queue(NAME).
 
     Exit status: 0 if a signal ended it, if --drain found nothing more to do, or if --max-messages messages were
     handled. Handlers that run longer than --grace do not change this: their leases expire. 1 if it could not start:
-    there is no handler, a function cannot be imported, the queues are in several databases, a port is taken, or the
-    database refuses. Also 1 if the database kept it from ending.
+    there is no handler, a function cannot be imported, the queues are in several databases, a port is in use, or the
+    database reports an error. Also 1 if the database kept it from ending.
 
-    Signals: after the first SIGTERM or SIGINT it claims nothing more, gives running handlers --grace seconds, and gives
-    the other messages back at once, without counting a delivery. After the second signal it does not wait for handlers.
-    If the database keeps it from ending, it ends 5 seconds after the grace period, or 2 seconds after the second
-    signal. SIGKILL loses no message: the leases expire and the messages are delivered again.
+    Signals: after the first SIGTERM or SIGINT it stops claiming, gives running handlers --grace seconds to finish, and
+    gives the other messages back at once, without counting a delivery. After the second signal it does not wait for
+    handlers. If the database keeps it from ending, it ends 5 seconds after the grace period, or 2 seconds after the
+    second signal. SIGKILL loses no message: the leases expire and the messages are delivered again.
 
-    Output: nothing but the log. With --verbosity 2 it ends with "handled N messages".
+    Output: only log messages. With --verbosity 2 the last line is "handled N messages".
     """
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("names", nargs="*", metavar="NAME", help="queues (default: all with a handler)")
-        parser.add_argument("--handler", metavar="PATH", help="dotted path of a function to run instead")
+        parser.add_argument("--handler", metavar="PATH", help="dotted path of a function to run as the handler")
         parser.add_argument(
             "--concurrency",
             type=at_least(1),
@@ -76,7 +76,7 @@ class Command(ExplainedCommand):
             "--health-port",
             type=at_least(0),
             metavar="PORT",
-            help="port for HTTP probes, at least 0: /livez (restart it if this fails) and /readyz (it does its work)",
+            help="port for HTTP probes, at least 0: /livez (restart it if this fails) and /readyz (it is working)",
         )
         parser.add_argument(
             "--health-host", default="0.0.0.0", help="address for the probes (default: 0.0.0.0, all addresses)"
@@ -177,8 +177,8 @@ class Command(ExplainedCommand):
 
 
 def end_stuck() -> None:
-    """End the process although ``run()`` has not: its statement waits for a lock, or the server does not answer."""
-    logger.error("the database holds up the end, leases run out")
+    """End the process while ``run()`` is stuck: its statement waits for a lock, or the server does not answer."""
+    logger.error("the database delays the shutdown, leases expire")
     end_now(1)
 
 
@@ -206,7 +206,7 @@ def handlers_of(names: list[str], path: str | None) -> list[Handler]:
 
 
 def queue_or_bare(name: str) -> Queue:
-    """Return the queue as this project or its row has it. A consumer waits for its server: then as it is by default."""
+    """Return the queue as this project or its row defines it. Without a server: with the default attributes."""
     try:
         return queue_named(name)
     except DatabaseError:

@@ -25,16 +25,16 @@ UNDEFINED_TABLE = "42P01"
 
 
 class Command(ExplainedCommand):
-    help = "Find out what is wrong with the queues, their tables or the server, and how to mend it. Changes nothing."
+    help = "Report what is wrong with the queues, their tables or the server, and how to fix it. Changes nothing."
     epilog = """
-    It takes some seconds. It runs even if a system check fails, and reports the failure.
+    It takes a few seconds. It runs even if a system check fails, and reports the failure.
 
-    Exit status: 0 if nothing is wrong, or nothing of the level of --fail-level. 1 if there are warnings and
-    --fail-level is warning. 2 if there are errors, or the database refuses or is away.
+    Exit status: 0 if there are no findings at the level of --fail-level or above. 1 if there are warnings and
+    --fail-level is warning. 2 if there are errors, or the database reports an error or is unavailable.
 
     Signals: SIGTERM or SIGINT ends the command like any other program.
 
-    Output: each finding with its remedy, the worst first. The last line is "N findings" or "nothing is wrong".
+    Output: each finding with its remedy, the most severe first. The last line is "N findings" or "nothing is wrong".
     """
     # It runs them itself, to report them in its own way.
     requires_system_checks: list[str] = []
@@ -44,12 +44,17 @@ class Command(ExplainedCommand):
             "--fail-level",
             choices=tuple(LEVELS),
             default="error",
-            help="lowest level that makes the exit status other than 0 (default: error)",
+            help="lowest level that makes the exit status non-zero (default: error)",
         )
         parser.add_argument(
-            "--format", choices=("text", "json"), default="text", help="for people or for programs (default: text)"
+            "--format",
+            choices=("text", "json"),
+            default="text",
+            help="output for people or for programs (default: text)",
         )
-        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
+        parser.add_argument(
+            "--database", choices=tuple(connections), help="database alias of the queues (default: DATABASE)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = options["database"] or settings.DATABASE
@@ -115,6 +120,6 @@ def level_of(message: CheckMessage) -> str:
 
 
 def remedy_of(message: CheckMessage) -> str | None:
-    """Return how a finding of ours is mended. None: it is not ours."""
+    """Return how to fix a finding of this package. None: another package reported it."""
     kind = FINDINGS.get(number_of(message))
     return None if kind is None else kind.remedy

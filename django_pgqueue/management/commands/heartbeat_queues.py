@@ -1,4 +1,4 @@
-"""Keep queues in use on behalf of consumers that are not this library's."""
+"""Keep queues in use on behalf of consumers that do not use this library."""
 
 import threading
 from argparse import ArgumentParser
@@ -23,12 +23,13 @@ class Command(ExplainedCommand):
     For consumers that do not use this library. A queue that does not exist and is not declared in this project is
     logged once.
 
-    Exit status: with --once 0 if all queues exist, and 1 if a queue does not exist, or the database refuses or is away.
-    Otherwise 0 if a signal ended it, and 1 if the database refuses at the start. It waits for a database that is away.
+    Exit status: with --once, 0 if all queues exist, and 1 if a queue does not exist, or the database reports an error
+    or is unavailable. Otherwise 0 if a signal ended it, and 1 if the database reports an error at the start. If the
+    database is unavailable, it waits.
 
     Signals: SIGTERM or SIGINT ends it after the current heartbeat. With --once it ends like any other program.
 
-    Output: nothing but the log.
+    Output: only log messages.
     """
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -41,7 +42,9 @@ class Command(ExplainedCommand):
         parser.add_argument(
             "--once", action="store_true", help="mark them once and exit; fail if a queue does not exist"
         )
-        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
+        parser.add_argument(
+            "--database", choices=tuple(connections), help="database alias of the queues (default: DATABASE)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])

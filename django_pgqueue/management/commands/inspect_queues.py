@@ -45,38 +45,44 @@ Figures = dict[str, Any]
 
 
 class Command(ExplainedCommand):
-    help = "Show the queues in numbers: messages by state, ages, rates, dead letters, consumers, what may be reaped."
+    help = "Show the numbers of the queues: messages by state, ages, rates, dead letters, consumers, reapable queues."
     epilog = f"""
-    It shows what the admin shows. Only about {SAMPLE_SIZE:,} messages of each queue are read, so it is fast with any
-    number of messages: "1,000+" means at least 1,000. --exact reads all messages of the queues, which takes a while if
-    there are millions. A queue that no longer exists is shown if it has orphans. Rates are messages a second, averaged
-    over the last minutes that consumers have reported. "revived" and "vanished" tell how often within 24 hours a queue
-    was created again, after the reaper or something else had deleted its row.
+    It shows the same numbers as the admin. Only about {SAMPLE_SIZE:,} messages of each queue are read, so it is fast
+    with any number of messages: "1,000+" means at least 1,000. --exact reads all messages of the queues, which takes a
+    while if there are millions. A queue that no longer exists is shown if it has orphans. Rates are messages per
+    second, averaged over the last minutes that consumers have reported. "revived" and "vanished" show how often a queue
+    was created again in the last 24 hours, after the reaper or something else had deleted its row.
 
     Exit status: 0, also if a signal ended --watch. 1 if a named queue does not exist (the others are shown), or the
-    database refuses or is away. With --watch it waits for a database that is away, and exits with 1 only if the
-    database refuses at the start.
+    database reports an error or is unavailable. With --watch, it waits if the database is unavailable, and exits with 1
+    only if the database reports an error at the start.
 
-    Signals: SIGTERM or SIGINT ends --watch after the current look. Without --watch it ends like any other program.
+    Signals: SIGTERM or SIGINT ends --watch after the current update. Without --watch it ends like any other program.
 
     Output: a table with one line for each queue. --watch redraws it on a terminal, and otherwise prints one table after
-    the other. With --format json it is one list, or with --watch one list for each look, on a line of its own.
+    the other. With --format json the output is one list, or with --watch one list for each update, each on its own
+    line.
     """
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("names", nargs="*", metavar="NAME", help="queues (default: all)")
         parser.add_argument(
-            "--format", choices=("text", "json"), default="text", help="for people or for programs (default: text)"
+            "--format",
+            choices=("text", "json"),
+            default="text",
+            help="output for people or for programs (default: text)",
         )
         parser.add_argument("--exact", action="store_true", help="count all messages, which reads all of them")
-        parser.add_argument("--watch", action="store_true", help="show them again and again, until SIGINT or SIGTERM")
+        parser.add_argument("--watch", action="store_true", help="update the numbers until SIGINT or SIGTERM")
         parser.add_argument(
             "--interval",
             type=at_least(0.1),
             default=2.0,
-            help="seconds between two looks of --watch, at least 0.1 (default: 2)",
+            help="seconds between two updates of --watch, at least 0.1 (default: 2)",
         )
-        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
+        parser.add_argument(
+            "--database", choices=tuple(connections), help="database alias of the queues (default: DATABASE)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         names, using, exact = options["names"], database_alias(options["database"]), options["exact"]
@@ -115,7 +121,7 @@ class Command(ExplainedCommand):
 
 
 def inspect(names: Sequence[str], using: str, *, exact: bool) -> list[Figures]:
-    """Return the figures of queues (none named: of all), of those that there are."""
+    """Return the figures of the named queues that exist (without names: of all queues)."""
     found = numbers_of(list(dict.fromkeys(names)) or None, using)
     stats = {each.name: each for each in counting.stats(names, using)} if exact else {}
     return [
@@ -126,7 +132,7 @@ def inspect(names: Sequence[str], using: str, *, exact: bool) -> list[Figures]:
 
 
 def figures_of(numbers: Numbers, exact: QueueStats | None) -> Figures:
-    """Return a queue as JSON has it, which knows no UUID and no infinity. docs/commands.md lists the names."""
+    """Return a queue's figures for JSON, which has no UUIDs and no infinity. docs/commands.md lists the names."""
     depth, counted = numbers.depth, exact or numbers.depth
     orphaned = exact.orphaned if exact else numbers.orphans.messages
     expire_in = exact.orphans_expire_in if exact else numbers.orphans.expire_in

@@ -22,15 +22,15 @@ BATCH_SIZE = 1_000
 class Command(ExplainedCommand):
     help = "Publish each line of a file as a message: all of them, or none."
     epilog = """
-    Blank lines are skipped. Everything is one transaction. A queue that is not declared in this project keeps the
-    attributes in its row, or is created as Queue(NAME).
+    Blank lines are skipped. All messages are published in one transaction. A queue that is not declared in this project
+    keeps the attributes in its row, or is created as Queue(NAME).
 
-    Exit status: 0 if all messages were published. 1 if none was: a line is not JSON or not a payload (the line is
-    named), the file cannot be read, or the database refuses or is away.
+    Exit status: 0 if all messages were published. 1 if none was published, because a line is not JSON or not a valid
+    payload (the error names the line), the file cannot be read, or the database reports an error or is unavailable.
 
     Signals: SIGTERM or SIGINT ends the command like any other program, and nothing is published.
 
-    Output: on a terminal "published N messages to NAME", otherwise nothing.
+    Output: on a terminal, "published N messages to NAME"; otherwise nothing.
     """
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -47,12 +47,12 @@ class Command(ExplainedCommand):
         parser.add_argument(
             "--ttl",
             type=at_least(0.001),
-            help="seconds after which a due message expires, at least 0.001 (default: as the queue has it)",
+            help="seconds after which a due message expires, at least 0.001 (default: the TTL of the queue)",
         )
         parser.add_argument(
             "--auto-deleted",
             action="store_true",
-            help="create an auto-deleted queue, if it is not declared in this project",
+            help="create an auto-deleted queue if the queue is not declared in this project",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -80,7 +80,7 @@ def opened(name: str) -> AbstractContextManager[TextIO]:
 
 
 def batches(lines: TextIO) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the number of the first line, and the payloads, of each batch. Blank lines are passed over."""
+    """Yield the number of the first line, and the payloads, of each batch. Blank lines are skipped."""
     first = 1
     payloads: list[Any] = []
     for number, line in enumerate(lines, start=1):

@@ -1,4 +1,4 @@
-"""The cron job."""
+"""Run the reaper."""
 
 import json
 import threading
@@ -17,19 +17,23 @@ from django_pgqueue.runtime.loop import run_every
 
 
 class Command(ExplainedCommand):
-    help = "Delete expired messages and idle auto-deleted queues, adopt orphans, dead-letter what kills its workers."
+    help = (
+        "Delete expired messages and idle auto-deleted queues, adopt orphans, and dead-letter messages that kill their"
+        " workers."
+    )
     epilog = """
-    Run it every minute. Several may run at once.
+    Run it every minute. Several reapers may run at once.
 
-    Exit status: 0, also if a signal ended --interval. 1 if the database refuses or is away. With --interval it waits
-    for a database that is away, and exits with 1 only if the database refuses at the start.
+    Exit status: 0, also if a signal ended --interval. 1 if the database reports an error or is unavailable. With
+    --interval, it waits if the database is unavailable, and exits with 1 only if the database reports an error at the
+    start.
 
     Signals: SIGTERM or SIGINT ends --interval after the current run. A single run ends like any other program. Each
-    batch is a transaction of its own, and finished batches stay.
+    batch is a separate transaction, and finished batches are kept.
 
     Output: one line if anything was done, or always with --verbosity 2: "expired N, dead-lettered N, adopted N, queues
     reaped N, topic bodies N, tombstones N". With --dry-run: "would expire N, dead-letter N, adopt N, reap N queues" and
-    the names of these queues. With --format json one object for each run.
+    the names of these queues. With --format json, one object for each run.
     """
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -47,13 +51,18 @@ class Command(ExplainedCommand):
             "--batch-size",
             type=at_least(1),
             default=1000,
-            help="largest number of messages that one statement takes, at least 1 (default: 1000)",
+            help="largest number of messages for one statement, at least 1 (default: 1000)",
         )
-        parser.add_argument("--dry-run", action="store_true", help="show what would be done, change nothing")
+        parser.add_argument("--dry-run", action="store_true", help="show what would be done without doing it")
         parser.add_argument(
-            "--format", choices=("text", "json"), default="text", help="for people or for programs (default: text)"
+            "--format",
+            choices=("text", "json"),
+            default="text",
+            help="output for people or for programs (default: text)",
         )
-        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
+        parser.add_argument(
+            "--database", choices=tuple(connections), help="database alias of the queues (default: DATABASE)"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])

@@ -17,50 +17,53 @@ from django_pgqueue.services import dead_letters, declaring
 
 
 class Command(ExplainedCommand):
-    help = "Send the dead letters of a queue back to it. Their deliveries are counted from 0 again."
+    help = "Send the dead letters of a queue back to it. Their delivery counts start from 0 again."
     epilog = """
-    Several conditions must all hold. Only messages that were dead before it began are sent back, and none that a
-    consumer holds. A message that went through several dead-letter queues goes back one step.
+    If you give several conditions, a message must meet all of them. Only messages that were dead before the command
+    started are sent back, and none that a consumer holds. A message that went through several dead-letter queues goes
+    back one step.
 
-    Exit status: 0 if the messages were sent back. 1 if there is neither such a queue nor a dead letter of it, an option
-    is wrong, or the database refuses or is away. 2 if the canary failed: one of its messages died again or was not
-    settled in time, and no other message was sent. 130 if a signal ended it.
+    Exit status: 0 if the messages were sent back. 1 if neither the queue nor a dead letter of it exists, an option is
+    wrong, or the database reports an error or is unavailable. 2 if the canary failed: one of its messages was
+    dead-lettered again or was not settled in time, and no other message was sent. 130 if a signal ended it.
 
     Signals: SIGTERM or SIGINT ends the command, which then prints how many messages it has sent. Each batch of at most
-    1,000 messages is a transaction of its own, and finished batches stay.
+    1,000 messages is a separate transaction, and finished batches are kept.
 
     Output: "redriven N messages" or "would redrive N messages". If stderr is a terminal, it shows the progress.
     """
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", metavar="NAME", help="the queue that they came from, not its dead-letter queue")
+        parser.add_argument("name", metavar="NAME", help="the queue that they came from, not the dead-letter queue")
         parser.add_argument(
-            "--id", type=at_least(1), action="append", dest="ids", help="only this id, at least 1 (repeatable)"
+            "--id", type=at_least(1), action="append", dest="ids", help="only this message id, at least 1 (repeatable)"
         )
-        parser.add_argument("--reason", metavar="TEXT", help="only if the reason of the last failure contains TEXT")
+        parser.add_argument("--reason", metavar="TEXT", help="only messages whose last failure has TEXT in its reason")
         parser.add_argument(
             "--header",
             action="append",
             metavar="KEY=VALUE",
             default=[],
-            help="only with this header, whose value is text (repeatable)",
+            help="only messages with this header, whose value is text (repeatable)",
         )
         parser.add_argument("--limit", type=at_least(1), help="number of messages to send, at least 1 (default: all)")
-        parser.add_argument("--rate", type=at_least(0.001), help="messages a second, at least 0.001")
+        parser.add_argument("--rate", type=at_least(0.001), help="maximum messages per second, at least 0.001")
         parser.add_argument(
             "--canary",
             type=at_least(1),
             metavar="N",
-            help="send N messages first, at least 1, and the others once these are settled and none died again",
+            help="send N messages first, at least 1, and the others if all of these are settled and none died again",
         )
         parser.add_argument(
             "--canary-timeout",
             type=at_least(0.1),
             default=300.0,
-            help="seconds that the canary gets, at least 0.1 (default: 300)",
+            help="seconds in which the canary must be settled, at least 0.1 (default: 300)",
         )
-        parser.add_argument("--database", choices=tuple(connections), help="alias of the queues (default: DATABASE)")
-        parser.add_argument("--dry-run", action="store_true", help="count the messages, change nothing")
+        parser.add_argument(
+            "--database", choices=tuple(connections), help="database alias of the queues (default: DATABASE)"
+        )
+        parser.add_argument("--dry-run", action="store_true", help="count the messages without sending them")
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_alias(options["database"])

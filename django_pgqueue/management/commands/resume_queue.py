@@ -7,10 +7,10 @@ from django_pgqueue.queues import Queue
 class Command(QueuesCommand):
     help = "Let consumers claim messages of paused queues again."
     epilog = """
-    Consumers are woken.
+    The consumers of the queues are woken.
 
     Exit status: 0 if all queues were resumed. 1 if a queue does not exist (the others are resumed), or the database
-    refuses or is away.
+    reports an error or is unavailable.
 
     Signals: SIGTERM or SIGINT ends the command like any other program.
 
