@@ -113,7 +113,7 @@ class NullInstrument:
     """
     The instrument of a process in which none is installed.
 
-    ``target`` and ``handling`` are functions, so that their values are only computed if an instrument needs them.
+    ``target`` and ``describe`` are functions, so that their values are only computed if an instrument needs them.
     """
 
     def publishing(
@@ -126,9 +126,13 @@ class NullInstrument:
         """Record claimed messages. ``began``: the monotonic time at which the claim began."""
 
     def handling(
-        self, target: Callable[[], Target], handling: Callable[[], Handling]
+        self, describe: Callable[..., tuple[Target, Handling]], *arguments: Any
     ) -> AbstractContextManager[Handling | Unwatched]:
-        """Watch a run of a handler. The block calls ``failed()`` with each error, and ``ended()`` at its end."""
+        """
+        Watch a run of a handler. The block calls ``failed()`` with each error, and ``ended()`` at its end.
+
+        ``describe`` is called with the other arguments.
+        """
         return UNWATCHED
 
 
@@ -161,11 +165,11 @@ class ShieldedInstrument(NullInstrument):
             note_failure("claim", error)
 
     @contextmanager
-    def handling(self, target: Callable[[], Target], handling: Callable[[], Handling]) -> Iterator[Handling]:
-        current = handling()
+    def handling(self, describe: Callable[..., tuple[Target, Handling]], *arguments: Any) -> Iterator[Handling]:
+        target, current = describe(*arguments)
         token = _handling.set(current)
         try:
-            with _Shield("process", lambda: self.inner.handling(target(), current)):
+            with _Shield("process", lambda: self.inner.handling(target, current)):
                 yield current
         finally:
             _handling.reset(token)

@@ -15,7 +15,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -196,8 +195,8 @@ def subscribe(topic: str, using: str, callback: Callable[[TopicMessage], object]
     arrived = threading.Event()
     subscription = Subscription(topic, using, buffer, arrived.set)
 
-    def target() -> instrumentation.Target:
-        return instrumentation.Target(topic, using, is_topic=True)
+    def describe(message: TopicMessage) -> tuple[instrumentation.Target, instrumentation.Handling]:
+        return instrumentation.Target(topic, using, is_topic=True), instrumentation.Handling([message])
 
     def deliver() -> None:
         guard = ConnectionGuard()
@@ -207,8 +206,7 @@ def subscribe(topic: str, using: str, callback: Callable[[TopicMessage], object]
             arrived.clear()
             while message := subscription.take():
                 guard.before(0)
-                handling = partial(instrumentation.Handling, [message])
-                with instrumentation.instrument.handling(target, handling):
+                with instrumentation.instrument.handling(describe, message):
                     call(callback, message)
                 if guard.after():
                     logger.error("subscriber left a transaction open, rolled back topic=%s id=%s", topic, message.id)

@@ -103,6 +103,9 @@ class Outcome(Enum):
     #: The message was dead-lettered.
     GIVEN_UP = "given up"
 
+    # Members are singletons. The hash of ``Enum`` is a function in Python, which would be called for each message.
+    __hash__ = object.__hash__
+
     @property
     def is_success(self) -> bool:
         """Whether the handler succeeded."""

@@ -58,6 +58,8 @@ def settlements(
     lane: Lane, messages: Sequence[Message], errors: Mapping[int, BaseException], done: Settlement
 ) -> list[Settlement]:
     """Return the settlements of messages: ``done``, or a failure for those with an error."""
+    if not errors:
+        return [done] * len(messages)
     return [failure(lane, message, errors[message.id]) if message.id in errors else done for message in messages]
 
 
@@ -127,6 +129,8 @@ def finish(lane: Lane, batch: Sequence[Held], started: Sequence[Held], settlemen
 
     Returns whether to wake the claiming thread.
     """
+    if len(batch) == 1:
+        return lane.finish(batch[0], settlements[0] if started else RELEASE)
     by_held = {id(held): settlement for held, settlement in zip(started, settlements, strict=True)}
     wakes = [lane.finish(held, by_held.get(id(held), RELEASE)) for held in batch]
     return any(wakes)
@@ -139,16 +143,16 @@ def watched(
     lane: Lane, started: Sequence[Held]
 ) -> AbstractContextManager[instrumentation.Handling | instrumentation.Unwatched]:
     """Return the instrument's context manager for handling these messages."""
+    return instrumentation.instrument.handling(_describe, lane, started)
 
-    def target() -> instrumentation.Target:
-        declaration = lane.handler.declaration
-        return instrumentation.Target(declaration.name, lane.queue.using, declaration.auto_deleted)
 
-    def handling() -> instrumentation.Handling:
-        waits = [held.started - held.due for held in started if held.started is not None]
-        return instrumentation.Handling([held.message for held in started], lane.handler.batch is not None, waits)
-
-    return instrumentation.instrument.handling(target, handling)
+def _describe(lane: Lane, started: Sequence[Held]) -> tuple[instrumentation.Target, instrumentation.Handling]:
+    declaration = lane.handler.declaration
+    waits = [held.started - held.due for held in started if held.started is not None]
+    return (
+        instrumentation.Target(declaration.name, lane.queue.using, declaration.auto_deleted),
+        instrumentation.Handling([held.message for held in started], lane.handler.batch is not None, waits),
+    )
 
 
 # --- Schemas ---

@@ -537,7 +537,7 @@ def test_what_is_raised_outside_of_a_handler_is_nobody_s() -> None:
     handling, error = instrumentation.Handling([]), ValueError()
     target = instrumentation.Target("orders", "default")
     instrument = instrumentation.ShieldedInstrument(Quiet())
-    with instrument.handling(lambda: target, lambda: handling):
+    with instrument.handling(lambda: (target, handling)):
         instrumentation.failed(1, error)
     instrumentation.failed(2, error)
     assert handling.errors == {1: error}
