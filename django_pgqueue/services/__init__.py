@@ -11,7 +11,7 @@ above the one function that runs it.
 ``settling``        extend, ack, nack, reject, release
 ``dead_letters``    set messages aside, send them back
 ``tasks``           what is kept of Django's tasks
-``operating``       pause, resume, purge
+``operating``       what operators do to a queue
 ``consumers``       heartbeats of consumers, owners of exclusive queues
 ``reaping``         remove what expired or fell idle, adopt orphans
 ``minutes``         what became of messages, minute by minute
