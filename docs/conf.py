@@ -15,12 +15,15 @@ sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
 
 # For the reference, which is made of docstrings. No database is asked.
 settings.configure(
-    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_pgqueue"],
+    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django.contrib.admin", "django_pgqueue"],
     DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}},
 )
 django.setup()
 
-import statement_list  # noqa: E402 - found by the path above
+import command_list  # noqa: E402 - these are found by the path above
+import operation_list  # noqa: E402
+import signal_list  # noqa: E402
+import statement_list  # noqa: E402
 
 project = "django_pgqueue"
 author = "django_pgqueue contributors"
@@ -62,4 +65,7 @@ def setup(app: Any) -> None:
     app.connect("build-finished", carry)
     app.add_lexer("cron", TextLexer)
     app.add_config_value("statement_modules", [], "env")
+    app.add_directive("operations", operation_list.Operations)
+    app.add_directive("signals", signal_list.Signals)
     app.add_directive("statements", statement_list.Statements)
+    app.connect("source-read", command_list.add_help)

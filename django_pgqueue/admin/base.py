@@ -1,5 +1,6 @@
 """Base classes of the pages: read-only, on the queues' database, without COUNT(*)."""
 
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin
@@ -24,7 +25,7 @@ class UncountedPaginator(Paginator):  # type: ignore[type-arg]  # not generic at
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
-    actions: tuple[str, ...] | None = None
+    actions: tuple[str | Callable[..., Any], ...] | None = None
     # Facets use COUNT(*).
     show_facets = admin.ShowFacets.NEVER
 
@@ -44,7 +45,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic 
 
 def may_operate(request: HttpRequest) -> bool:
     """
-    Return whether the user may operate queues: pause, resume, redrive, publish, purge, reap.
+    Return whether the user may operate queues: perform operations on them, release leases and reap.
 
     The "change" permission of queues grants this. No form uses it to change a queue.
     """

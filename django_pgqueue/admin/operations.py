@@ -94,6 +94,13 @@ class Operation:
     perform: Callable[[Queue, dict[str, Any]], str]
     form: type[OperationForm] = OperationForm
     is_destructive: bool = False
+    #: Whether the list of queues has an action for it, which asks for nothing and performs it on all selected queues.
+    is_bulk: bool = False
+
+    @property
+    def bulk_label(self) -> str:
+        """The label of that action."""
+        return f"{self.title} selected queues"
 
 
 def _pause(queue: Queue, data: dict[str, Any]) -> str:
@@ -131,8 +138,9 @@ OPERATIONS = {
         "Consumers claim no more messages from this queue until it is resumed. Messages that are already claimed are"
         " handled, and publishing continues.",
         _pause,
+        is_bulk=True,
     ),
-    "resume": Operation("Resume", "Consumers claim messages from this queue again.", _resume),
+    "resume": Operation("Resume", "Consumers claim messages from this queue again.", _resume, is_bulk=True),
     "redrive": Operation(
         "Redrive",
         "Dead letters of this queue return to it. Their delivery count restarts, and their failure history is kept.",

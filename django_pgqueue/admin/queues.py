@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import admin, messages
@@ -41,6 +42,18 @@ class QueueChangeList(ChangeList):
         self.result_list = rows
 
 
+def bulk_action(verb: str, operation: Operation) -> Callable[..., None]:
+    """Return the action that performs an operation on the selected queues."""
+
+    @admin.action(description=operation.bulk_label, permissions=["operate"])
+    def perform(model_admin: MessageQueueAdmin, request: HttpRequest, queryset: QuerySet[MessageQueue]) -> None:
+        for row in queryset.order_by("name"):
+            model_admin.perform(request, row, operation, {})
+
+    perform.__name__ = f"{verb}_selected"
+    return perform
+
+
 @admin.register(MessageQueue)
 class MessageQueueAdmin(QueueColumns, ReadOnlyAdmin):
     list_display = (
@@ -63,7 +76,7 @@ class MessageQueueAdmin(QueueColumns, ReadOnlyAdmin):
     ordering = ("name",)
     list_per_page = 50
     list_max_show_all = 200
-    actions = ("pause_selected", "resume_selected")
+    actions = tuple(bulk_action(verb, operation) for verb, operation in OPERATIONS.items() if operation.is_bulk)
     change_list_template = "admin/django_pgqueue/messagequeue/change_list.html"
     change_form_template = "admin/django_pgqueue/messagequeue/change_form.html"
 
@@ -77,21 +90,7 @@ class MessageQueueAdmin(QueueColumns, ReadOnlyAdmin):
     def has_operate_permission(self, request: HttpRequest) -> bool:
         return may_operate(request)
 
-    # --- Actions on selected queues ---
-
-    @admin.action(description="Pause selected queues", permissions=["operate"])
-    def pause_selected(self, request: HttpRequest, queryset: QuerySet[MessageQueue]) -> None:
-        self._perform_on(request, queryset, "pause")
-
-    @admin.action(description="Resume selected queues", permissions=["operate"])
-    def resume_selected(self, request: HttpRequest, queryset: QuerySet[MessageQueue]) -> None:
-        self._perform_on(request, queryset, "resume")
-
-    def _perform_on(self, request: HttpRequest, queryset: QuerySet[MessageQueue], verb: str) -> None:
-        for row in queryset.order_by("name"):
-            self._perform(request, row, OPERATIONS[verb], {})
-
-    def _perform(self, request: HttpRequest, row: MessageQueue, operation: Operation, data: dict[str, Any]) -> bool:
+    def perform(self, request: HttpRequest, row: MessageQueue, operation: Operation, data: dict[str, Any]) -> bool:
         """Perform an operation and show the user its outcome. Returns whether it succeeded."""
         try:
             outcome = operation.perform(queue_named(row.pk, database_alias()), data)
@@ -154,7 +153,7 @@ class MessageQueueAdmin(QueueColumns, ReadOnlyAdmin):
             raise Http404
         page = reverse("admin:django_pgqueue_messagequeue_change", args=[quote(row.pk)])
         form = operation.form(row, request.POST if request.method == "POST" else None, initial=request.GET.dict())
-        if request.method == "POST" and form.is_valid() and self._perform(request, row, operation, form.cleaned_data):
+        if request.method == "POST" and form.is_valid() and self.perform(request, row, operation, form.cleaned_data):
             return HttpResponseRedirect(page)
         context = {
             **self.admin_site.each_context(request),

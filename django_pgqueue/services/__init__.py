@@ -11,7 +11,7 @@ above the one function that runs it.
 ``settling``        extend, ack, nack, reject, release
 ``dead_letters``    set messages aside, send them back
 ``tasks``           store the results of Django's tasks
-``operating``       pause, resume, purge
+``operating``       the operations of operators on a queue
 ``consumers``       heartbeats of consumers, owners of exclusive queues
 ``reaping``         remove what expired or fell idle, adopt orphans
 ``minutes``         count the outcomes of messages in each minute

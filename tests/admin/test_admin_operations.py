@@ -19,6 +19,7 @@ from django.urls import reverse
 from django_pgqueue import Queue
 from django_pgqueue.admin import messages as admin_messages
 from django_pgqueue.admin.charts import chart
+from django_pgqueue.admin.operations import OPERATIONS
 from django_pgqueue.models import MessageQueue, MessageQueueItem, ReaperRun
 from django_pgqueue.monitoring import queue_numbers
 from django_pgqueue.monitoring.queue_numbers import Numbers
@@ -233,7 +234,7 @@ def test_a_publish_rate_that_is_not_exact_says_so(newest: Newest, told: int, sho
 # --- Operations ---
 
 
-@pytest.mark.parametrize("verb", ["pause", "resume", "redrive", "publish", "purge"])
+@pytest.mark.parametrize("verb", OPERATIONS)
 def test_who_may_only_look_can_do_nothing(viewer: Client, verb: str) -> None:
     """Neither sees the links, nor gets anywhere by hand; the same for who is nobody."""
     Queue("orders").publish(1)
@@ -270,6 +271,8 @@ def test_several_are_paused_and_resumed_at_once(operator: Client, viewer: Client
     for name in ("a", "b", "c"):
         make_queue(name)
     chosen = {"action": "pause_selected", "_selected_action": ["a", "b"]}
+    offered = operator.get(reverse(LIST)).context["action_form"].fields["action"].choices
+    assert {("pause_selected", "Pause selected queues"), ("resume_selected", "Resume selected queues")} <= set(offered)
     viewer.post(reverse(LIST), chosen)
     assert not MessageQueue.objects.filter(paused_at__isnull=False).exists()
     assert told(operator.post(reverse(LIST), chosen, follow=True)) == ['"a": Paused.', '"b": Paused.']

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import html
 import inspect
 import json
 import re
@@ -10,12 +11,14 @@ import threading
 from argparse import SUPPRESS, Action
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from types import FunctionType
 from typing import Any
 from uuid import UUID
 
 import command_parsers
 import pytest
+from command_list import with_help
 from django.apps import apps
 from django.core.management import call_command, get_commands, load_command_class
 from django.dispatch import Signal
@@ -24,9 +27,11 @@ from statement_list import modules, statements
 
 import django_pgqueue
 from django_pgqueue import Message, Queue, Topic, TopicMessage, checks, conf, signals
+from django_pgqueue.admin.operations import OPERATIONS
 from django_pgqueue.conf import SETTING_TYPES, Settings
 from django_pgqueue.consumer.consumer import Consumer
 from django_pgqueue.consumer.health import Health
+from django_pgqueue.management.verbs import QueuesCommand
 from django_pgqueue.models import MessageQueueItem, QueueConsumer
 from django_pgqueue.monitoring.findings import FINDINGS
 from django_pgqueue.queue_internals import make_handler
@@ -60,11 +65,11 @@ def test_the_pages_are_made_of_the_code(name: str) -> None:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The pages that Sphinx makes of the code, as HTML."""
-    return build(tmp_path_factory.mktemp("html"), "settings", "signals", "commands", "statements")
+    return build(tmp_path_factory.mktemp("html"), "settings", "signals", "commands", "statements", "admin")
 
 
 def test_what_there_is_stands_in_the_reference(built: dict[str, str]) -> None:
-    """Every setting, signal, command, option, statement, table and finding, in its order."""
+    """Every setting, signal, command, option, operation, statement, table and finding, in its order."""
     assert re.findall(r'<dt .*? id="django_pgqueue\.conf\.Settings\.(\w+)"', built["settings"]) == list(SETTING_TYPES)
     assert re.findall(r'<dt .*? id="django_pgqueue\.signals\.(\w+)"', built["signals"]) == signals_page.names()
     assert re.findall(r"<h2>(\w+)<", built["commands"]) == COMMANDS
@@ -82,6 +87,28 @@ def test_what_there_is_stands_in_the_reference(built: dict[str, str]) -> None:
     found = [model._meta.db_table for model in apps.get_app_config("django_pgqueue").get_models()]
     assert headings["tables"][: len(found)] == found
     assert headings["findings"] == list(FINDINGS)
+
+
+def test_an_operation_is_in_the_table_of_the_admin_page(built: dict[str, str]) -> None:
+    """With its explanation, the fields of its form, and whether it is done to several queues at once."""
+    lines = re.findall(r"<tr.*?</tr>", built["admin"].partition("for several queues at once")[2], re.DOTALL)
+    told = [re.findall(r"<td><p>(.*?)</p></td>", html.unescape(line), re.DOTALL) for line in lines]
+    assert len(told) == len(OPERATIONS) >= 5
+    for (title, explanation, fields, several), each in zip(told, OPERATIONS.values(), strict=True):
+        assert (title, explanation) == (each.title, each.explanation)
+        assert (several == "yes") == each.is_bulk
+        assert (fields == "nothing") == (not each.form.base_fields)
+        for field in each.form.base_fields.values():
+            assert field.help_text in fields
+
+
+def test_a_section_of_a_command_that_is_gone_fails() -> None:
+    """So that the page keeps no words on it."""
+    page = with_help("# Commands\n\n## reap_queues\n\nWords.\n")
+    assert re.findall(r"^## (\w+)", page, re.MULTILINE) == COMMANDS
+    assert re.search(r":func: reap_queues\n[^#]*Words\.\n", page)
+    with pytest.raises(ValueError, match="gone_queue"):
+        with_help("# Commands\n\n## gone_queue\n")
 
 
 def test_a_default_and_an_option_are_seen_as_they_are(built: dict[str, str]) -> None:
@@ -200,6 +227,8 @@ def test_the_back_off_is_bounded_as_its_comment_says(backoff: dict[str, float], 
 # --- Commands -------------------------------------------------------------------------------------
 
 COMMANDS = sorted(name for name, app in get_commands().items() if app == "django_pgqueue")
+#: Those that do one thing to each queue that they are given.
+OF_EACH_QUEUE = [name for name in COMMANDS if isinstance(load_command_class("django_pgqueue", name), QueuesCommand)]
 
 
 def own_actions(name: str) -> list[Action]:
@@ -248,6 +277,13 @@ def test_the_help_of_an_option_tells_its_default(name: str) -> None:
         assert told and told[1] == {"-": "standard input"}.get(value, value), f"{name} {action.dest}"
 
 
+def test_the_commands_without_an_alias_are_named() -> None:
+    """All others take one, as the page says."""
+    (named,) = re.findall(r"All commands except (.+?) accept\s", (DOCS / "databases.md").read_text())
+    without = [name for name in COMMANDS if "database" not in {action.dest for action in own_actions(name)}]
+    assert re.findall(r"`(\w+)`", named) == without
+
+
 def test_help_keeps_its_paragraphs() -> None:
     """And wraps them."""
     text = load_command_class("django_pgqueue", "pause_queue").create_parser("manage.py", "pause_queue").format_help()
@@ -291,8 +327,7 @@ def test_commands_print_what_their_help_says(work: None, capsys: pytest.CaptureF
     """Word for word, but for numbers and names."""
     Queue("q", max_deliveries=1).publish(1)
     for arguments in (
-        ["pause_queue", "q"],
-        ["resume_queue", "q"],
+        *([name, "q"] for name in OF_EACH_QUEUE),
         ["reap_queues", "--dry-run"],
         ["reap_queues"],
         ["redrive_queue", "q", "--dry-run"],
@@ -411,13 +446,17 @@ def handle(function: Callable[[Message], Any]) -> None:
     Consumer([make_handler(queue, function)], drain=True).run()
 
 
-#: What sends each signal, on queue "q".
+def operate(verb: str) -> None:
+    Queue("q").publish(1)
+    getattr(Queue("q"), verb)()
+
+
+#: What sends each signal, on queue "q": what operators do, and all else.
 CAUSES: dict[str, Callable[[], object]] = {
+    **{name: partial(operate, verb) for name, verb in signals_page.operations().items()},
     "queue_created": lambda: Queue("q").declare(),
     "queue_healed": heal,
     "queue_reaped": reap,
-    "queue_paused": lambda: (make_queue("q"), Queue("q").pause()),
-    "queue_resumed": lambda: (make_queue("q"), Queue("q").resume()),
     "queue_taken_over": lambda: (Queue("q", exclusive=True).publish(1), Queue("q", exclusive=True).claim()),
     "messages_published": lambda: Queue("q").publish(1),
     "messages_handled": lambda: handle(lambda message: None),
@@ -425,7 +464,6 @@ CAUSES: dict[str, Callable[[], object]] = {
     "messages_dead_lettered": reject,
     "messages_expired": expire,
     "messages_redriven": lambda: reject().redrive(),
-    "messages_purged": lambda: (Queue("q").publish(1), Queue("q").purge()),
     "orphans_adopted": adopt,
     "subscription_lagged": lag,
     "lease_lost": lose_a_lease,

@@ -81,6 +81,15 @@ def test_a_queue_that_holds_a_message_is_never_reaped(state):
     assert item.queue_id == "tmp"
 
 
+@pytest.mark.parametrize("state", KEEPS)
+def test_a_preview_names_no_queue_that_holds_a_message(state):
+    """The search for idle queues looks for messages itself: a preview does not get as far as the deletion."""
+    make_queue("empty", idle=9999, auto_deleted=True)
+    make_queue("tmp", idle=9999, auto_deleted=True)
+    make_message("tmp", **KEEPS[state])
+    assert Reaper("default", idle_for=3600).preview().queues == ["empty"]
+
+
 def test_an_expired_message_does_not_keep_its_queue():
     """It goes first, and then the queue, in one run."""
     make_queue("tmp", idle=9999, auto_deleted=True)

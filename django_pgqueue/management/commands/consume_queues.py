@@ -71,7 +71,9 @@ class Command(ExplainedCommand):
             default=30.0,
             help="seconds that running handlers get after SIGTERM, at least 0 (default: 30)",
         )
+        self._add_monitoring(parser)
 
+    def _add_monitoring(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--health-port",
             type=at_least(0),

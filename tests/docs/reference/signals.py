@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import inspect
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from django.dispatch import Signal
 
 import django_pgqueue
 from django_pgqueue import signals
+from django_pgqueue.services import operating
 
 #: What a receiver is given to see what it logs: several where the level depends on them.
 SAMPLES: dict[str, list[dict[str, Any]]] = {"queue_healed": [{"cause": "revived"}, {"cause": "vanished"}]}
@@ -37,16 +39,34 @@ def names() -> list[str]:
     return [name for name, value in vars(signals).items() if isinstance(value, Signal)]
 
 
+def operations() -> dict[str, str]:
+    """Return the signals that operators cause, each with the method of ``Queue`` that sends it."""
+    found: dict[str, str] = {}
+    for function in ast.parse(inspect.getsource(operating)).body:
+        if isinstance(function, ast.FunctionDef):
+            found |= {name: function.name for node in ast.walk(function) if (name := signal_of(node))}
+    return found
+
+
 @functools.cache
 def arguments() -> dict[str, list[str]]:
     """Return the arguments that each signal is sent with, as the calls in the code have them."""
     found: dict[str, list[str]] = {}
     for call in calls():
-        match call.func:
-            case ast.Attribute(value=ast.Attribute(value=ast.Name("signals"), attr=name), attr="send_robust"):
-                sent = [str(keyword.arg) for keyword in call.keywords]
-                assert found.setdefault(name, sent) == sent, f"{name} is sent with {sent} and {found[name]}"
+        if name := signal_of(call):
+            sent = [str(keyword.arg) for keyword in call.keywords]
+            assert found.setdefault(name, sent) == sent, f"{name} is sent with {sent} and {found[name]}"
     return found
+
+
+def signal_of(node: ast.AST) -> str | None:
+    """Return the name of the signal that a node sends, if it is a call that sends one."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Attribute(value=ast.Name("signals"), attr=name), attr="send_robust")
+        ):
+            return name
+    return None
 
 
 def calls() -> Iterator[ast.Call]:

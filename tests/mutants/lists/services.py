@@ -579,6 +579,14 @@ MUTANTS = (
         ("tests/services/test_pause.py::test_a_paused_queue_is_not_reaped",),
     ),
     Mutant(
+        IN_USE,
+        "a preview names queues that hold messages",
+        "services/reaping.py",
+        "       LIMIT 1) IS NULL\nORDER BY name\n",
+        "       LIMIT 0) IS NULL\nORDER BY name\n",
+        ("tests/services/test_reaper.py::test_a_preview_names_no_queue_that_holds_a_message",),
+    ),
+    Mutant(
         GO_BACK,
         "what died again is sent again",
         "services/dead_letters.py",

@@ -72,8 +72,8 @@ MUTANTS = (
         DRAINED,
         "delayed messages are drained unasked",
         "testing/draining.py",
-        "            wait = _next_delay(names, alias) if include_delayed else None\n",
-        "            wait = _next_delay(names, alias)\n",
+        "            wait = _next_delay(names, alias, began) if include_delayed else None\n",
+        "            wait = _next_delay(names, alias, began)\n",
         ("tests/testing/test_testing.py::test_delayed_messages_are_drained_only_when_asked_for",),
     ),
     Mutant(
