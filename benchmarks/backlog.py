@@ -87,7 +87,7 @@ WARM_UP = 15
 # A session's first executions, before psycopg prepares the statement.
 UNPREPARED = 5
 # No way is measured for longer in a round, however few its claims are: seconds.
-PATIENCE = 4.0
+WAIT_TIMEOUT = 4.0
 # Messages that came and went before the statistics were taken.
 TRAFFIC = 500
 
@@ -341,7 +341,7 @@ def measure_once(place: Place, scale: Scale, ways: Sequence[Way]) -> dict[Way, T
     found: dict[Way, Timings] = {}
     for consumer, size in ways:
         timings = found[consumer, size] = Timings()
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + WAIT_TIMEOUT
         while len(timings.claim) < scale.claims[size] and time.monotonic() < end:
             RUNS[consumer](place, timings, size)
         if place.backlog.queues == 1:

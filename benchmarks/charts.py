@@ -59,7 +59,7 @@ TONES = ("ours", "old", "third", "fourth", "limit")
 Points = Sequence[tuple[float, float]]
 
 # More points than this do not show in a panel; those beside each other become their median.
-MOST_POINTS = 150
+MAX_POINTS = 150
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def lines(panel: Lines, x: float, y: float, width: float, colors: dict[str, str]
 
 def thinned(points: Points) -> Points:
     """Return no more points than show: each the median of those that it stands for."""
-    size = -(-len(points) // MOST_POINTS)
+    size = -(-len(points) // MAX_POINTS)
     if size < 2:
         return points
     groups = [points[start : start + size] for start in range(0, len(points), size)]

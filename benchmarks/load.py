@@ -24,7 +24,7 @@ from benchmarks.harness import PAYLOAD, ROOT, set_up_django
 
 # Seconds between two looks at how much is due, and how many messages one call takes at most.
 TICK = 0.01
-MOST = 200
+MAX_BATCH = 200
 # Seconds until a process has written its first line.
 START = 60.0
 
@@ -108,14 +108,14 @@ def publish(name: str, rate: float) -> None:
     due: Callable[[], int] = (lambda: int((time.monotonic() - began) * rate)) if rate else told
     published = 0
     while True:
-        wanted = min(due() - published, MOST)
+        wanted = min(due() - published, MAX_BATCH)
         if wanted > 0:
             queue.publish(PAYLOAD)
         if wanted > 1:
             queue.publish_many([PAYLOAD] * (wanted - 1))
         published += max(wanted, 0)
         tell(published)
-        if wanted < MOST:
+        if wanted < MAX_BATCH:
             time.sleep(TICK)
 
 

@@ -58,7 +58,7 @@ END = 60.0
 MB = 2**20
 
 # No course over time has more points in the JSON.
-MOST_POINTS = 400
+MAX_POINTS = 400
 
 # A reaper's line that tells that the command has ended.
 ENDED = -1
@@ -354,7 +354,7 @@ def series(course: Course) -> dict[str, Points]:
 
 def thinned(points: Points, began: float) -> Points:
     """Return a course as seconds since the start, of at most so many points."""
-    step = -(-len(points) // MOST_POINTS) or 1
+    step = -(-len(points) // MAX_POINTS) or 1
     return [(round(moment - began, 2), round(value, 3)) for moment, value in points[::step]]
 
 

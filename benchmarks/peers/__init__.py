@@ -100,7 +100,7 @@ class Plan:
     patience: float
 
 
-FULL = Plan(5, 20_000, 60_000, 1.0, 2.0, 2, 120_000, 9.0, (3, 33), measuring.PATIENCE)
+FULL = Plan(5, 20_000, 60_000, 1.0, 2.0, 2, 120_000, 9.0, (3, 33), measuring.WAIT_TIMEOUT)
 QUICK = Plan(1, 2_000, 2_000, 0.2, 0.5, 1, 2_000, 0.5, (1, 3), 1.0)
 
 
@@ -272,7 +272,7 @@ def rows(found: Found) -> list[dict[str, Any]]:
 
 
 def recovered(recovery: Recovery) -> dict[str, Any]:
-    never = f"not within {measuring.PATIENCE:.0f} s"
+    never = f"not within {measuring.WAIT_TIMEOUT:.0f} s"
     return {
         "killed: s until all ran again": never if recovery.seconds is None else recovery.seconds,
         "stuck": recovery.stuck,

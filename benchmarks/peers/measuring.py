@@ -28,7 +28,7 @@ SETTLING = 1.0
 
 # How many messages are published to the worker that is killed, and after how many seconds nobody waits any longer.
 KILLED_WITH = 20
-PATIENCE = 90.0
+WAIT_TIMEOUT = 90.0
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def wake_up(contender: Contender, settings: Settings, count: int, poll: float) -
 class Recovery:
     """
     ``seconds``: from the SIGKILL until all that the worker had in flight was running again; None: not within
-    ``PATIENCE``. ``stuck``: still stored, but not run again. ``lost``: neither.
+    ``WAIT_TIMEOUT``. ``stuck``: still stored, but not run again. ``lost``: neither.
     """
 
     seconds: float | None

@@ -26,7 +26,7 @@ REAP_INTERVAL = 0.25
 
 # Publishing lasts at least this many seconds, even with few messages: queues need time to fall idle.
 SHORTEST = 12.0
-MOST_PROBES = 100
+MAX_PROBES = 100
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Run:
     @property
     def probes(self) -> int:
         """How many of the messages measure wake-ups after the others."""
-        return min(self.messages // 10, MOST_PROBES)
+        return min(self.messages // 10, MAX_PROBES)
 
     def share(self, publisher: int) -> int:
         """Return how many of the messages are one publisher's."""

@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-MOST = 2**31 - 1
+MAX_COUNT = 2**31 - 1
 ITEM = MessageQueueItem._meta.db_table
 
 
@@ -50,13 +50,13 @@ def test_b72_two_hundred_failures_wait_longer_each_time_and_never_longer_than_an
     assert waited == sorted(waited)
 
 
-@pytest.mark.parametrize("deliveries", [1_000, 10**6, MOST - 1])
+@pytest.mark.parametrize("deliveries", [1_000, 10**6, MAX_COUNT - 1])
 @pytest.mark.parametrize(
     "backoff", [{}, {"base": 1, "factor": 2}, {"base": 100 * 365 * 86_400, "factor": 1e9}], ids=repr
 )
 def test_b72_a_delivery_count_of_any_size_can_be_given_back(backoff: dict[str, float], deliveries: int) -> None:
     """At once: 2 to the two-billionth is not computed."""
-    queue = Queue("q", max_deliveries=MOST, backoff=backoff)
+    queue = Queue("q", max_deliveries=MAX_COUNT, backoff=backoff)
     queue.declare()
     make_message("q", delivery_count=deliveries - 1)
     (message,) = queue.claim()
@@ -70,9 +70,9 @@ def test_b72_a_delivery_count_of_any_size_can_be_given_back(backoff: dict[str, f
 
 def test_b72_the_last_delivery_that_can_be_counted_is_the_last() -> None:
     """The counter does not overflow: the message is set aside."""
-    queue = Queue("q", max_deliveries=MOST)
+    queue = Queue("q", max_deliveries=MAX_COUNT)
     queue.declare()
-    make_message("q", "x", delivery_count=MOST - 1)
+    make_message("q", "x", delivery_count=MAX_COUNT - 1)
     (message,) = queue.claim()
     queue.nack(message)
     assert payloads("q") == []

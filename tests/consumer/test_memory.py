@@ -27,7 +27,7 @@ MEGABYTE = 1_000_000
 # What a worker may need beside what it needs for small messages, in megabytes: what it holds (64 at the most,
 # and one claim more) as objects, and one claim as it comes in. Bounded by number alone, the largest of these
 # tests takes some 400 more.
-MOST_MORE = 250
+MAX_MORE = 250
 
 
 def fill(text: str, count: int) -> None:
@@ -92,7 +92,7 @@ LARGE = {
 def test_a_worker_holds_what_fits_and_goes_on(small: float, text: str, count: int, most: int) -> None:
     """Its claims end at so many bytes, as they are stored or about as they will be, and are followed by others."""
     used, held = peak_with(text, count)
-    assert used < small + MOST_MORE
+    assert used < small + MAX_MORE
     assert held <= most
 
 

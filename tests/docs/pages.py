@@ -50,7 +50,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 REQUIREMENT = re.compile(r"""(["']?)\bdjango-pg-messagequeue(\[[a-z,]+\])?\1""")
 
 # Seconds that a command, a block, an expected line gets.
-PATIENCE = 120.0
+WAIT_TIMEOUT = 120.0
 
 BLOCK = re.compile(
     r"(?P<comment>(?:^ *<!-- [^\n]* -->\n+)?)^(?P<indent> *)```(?P<language>[a-z{}-]+)\n(?P<code>.*?)^ *```$",
@@ -107,7 +107,7 @@ class Running:
     def stop(self) -> None:
         """End it as a supervisor does. It has to end well."""
         self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(PATIENCE)
+        status = self.process.wait(WAIT_TIMEOUT)
         # runserver has no answer to SIGTERM of its own.
         assert status == 0 or "runserver" in self.command, f"{self.command}: status {status}\n{self.log.read_text()}"
 
@@ -165,7 +165,7 @@ loop.close()
     def stop(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(PATIENCE)
+        self._process.wait(WAIT_TIMEOUT)
         self._process.stdout.close()
 
 
@@ -282,7 +282,7 @@ class Project:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=WAIT_TIMEOUT,
             check=False,
         )
         assert done.returncode == 0, f"{where}: {line}: status {done.returncode}\n{done.stdout}{done.stderr}"
@@ -301,7 +301,7 @@ class Project:
             )
         self.running.append(Running(line, process, log))
         for port in re.findall(r"-port (\d+)", line):
-            wait_until(lambda port=port: _is_taken(int(port)), PATIENCE / 4, what=f"an answer at {port}: {line}")
+            wait_until(lambda port=port: _is_taken(int(port)), WAIT_TIMEOUT / 4, what=f"an answer at {port}: {line}")
 
     def _sql(self, block: Block, where: str) -> None:
         with psycopg.connect(**self._address(), autocommit=True) as session:
@@ -420,7 +420,7 @@ def _is_part_of_its_file(block: Block, where: str) -> None:
 def _expect(expected: str, written: Callable[[], str], where: str) -> None:
     """Wait until the lines were written, among others or alone."""
     pattern = "".join(f"{re.escape(line).replace('…', '.*')}\n" for line in expected.splitlines())
-    deadline = time.monotonic() + PATIENCE / 4
+    deadline = time.monotonic() + WAIT_TIMEOUT / 4
     while not re.search(f"^{pattern}", written() if written().endswith("\n") else f"{written()}\n", re.MULTILINE):
         assert time.monotonic() < deadline, f"{where}: expected\n{expected}\nbut this was written:\n{written()}"
         time.sleep(0.05)

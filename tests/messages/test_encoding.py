@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from django_pgqueue import PayloadError, PayloadTooLarge
 from django_pgqueue.message import CHUNK_BYTES, CHUNK_ROWS, MAX_DEPTH, PIECE_ROWS, decode, encode, encode_many
 
-MOST = 16 * 1024 * 1024
+MAX_BYTES = 16 * 1024 * 1024
 
 # Surrogates are no text in UTF-8; NUL is no text in PostgreSQL.
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0")) | st.sampled_from(
@@ -40,7 +40,7 @@ def plain(value: Any) -> Any:
 
 def texts(chunks: list[str]) -> list[str]:
     """Return the text of each value in chunks, which are JSON arrays."""
-    return [encode(value, MOST) for chunk in chunks for value in json.loads(chunk)]
+    return [encode(value, MAX_BYTES) for chunk in chunks for value in json.loads(chunk)]
 
 
 @settings(max_examples=100, deadline=None, database=None)
@@ -51,8 +51,8 @@ def texts(chunks: list[str]) -> list[str]:
 @example([[[]], {}, [{}], ((), [()])])
 def test_many_are_encoded_as_each_would_be(values: list[Any]) -> None:
     """Byte for byte, in order, whole."""
-    each = [encode(value, MOST) for value in values]
-    assert encode_many(values, MOST) == ([f"[{','.join(each)}]"] if each else [])
+    each = [encode(value, MAX_BYTES) for value in values]
+    assert encode_many(values, MAX_BYTES) == ([f"[{','.join(each)}]"] if each else [])
     assert [decode(text) for text in each] == [plain(value) for value in values]
 
 
@@ -82,9 +82,9 @@ BAD = st.sampled_from(
 def test_one_that_is_refused_is_named_by_its_place(before: list[Any], bad: Any, after: list[Any]) -> None:
     """With the message and the path that it has alone."""
     with pytest.raises(PayloadError) as alone:
-        encode(bad, MOST, f"[{len(before)}]")
+        encode(bad, MAX_BYTES, f"[{len(before)}]")
     with pytest.raises(PayloadError) as among:
-        encode_many([*before, bad, *after], MOST)
+        encode_many([*before, bad, *after], MAX_BYTES)
     assert (among.value.path, str(among.value)) == (alone.value.path, str(alone.value))
     assert among.value.path.startswith(f"[{len(before)}]")
 
@@ -95,7 +95,7 @@ def test_keys_that_are_not_text_are_found_in_any_piece(place: int) -> None:
     values: list[Any] = [{"a": [1]} for _ in range(3 * PIECE_ROWS)]
     values[place] = {"a": {1: "x"}}
     with pytest.raises(PayloadError, match="keys must be str, not int") as failure:
-        encode_many(values, MOST)
+        encode_many(values, MAX_BYTES)
     assert failure.value.path == f"[{place}].a"
 
 
@@ -111,14 +111,14 @@ def nested(depth: int, kind: str) -> Any:
 def test_the_deepest_is_taken_and_one_level_more_is_not(kind: str) -> None:
     """Among others as alone: the array that they travel in does not count."""
     deepest, deeper = nested(MAX_DEPTH, kind), nested(MAX_DEPTH + 1, kind)
-    (chunk,) = encode_many([1, deepest, 2], MOST)
-    assert chunk == f"[1,{encode(deepest, MOST)},2]"
+    (chunk,) = encode_many([1, deepest, 2], MAX_BYTES)
+    assert chunk == f"[1,{encode(deepest, MAX_BYTES)},2]"
     for values in ([deeper], [1, deeper], [deepest, deeper]):
         with pytest.raises(PayloadError, match=f"nested deeper than {MAX_DEPTH} levels") as failure:
-            encode_many(values, MOST)
+            encode_many(values, MAX_BYTES)
         assert failure.value.path.startswith(f"[{len(values) - 1}]")
     with pytest.raises(PayloadError, match="nested deeper"):
-        encode_many([1, nested(100_000, kind)], MOST)
+        encode_many([1, nested(100_000, kind)], MAX_BYTES)
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1, MAX_DEPTH + 2])
@@ -128,10 +128,10 @@ def test_a_scalar_inside_is_no_level(depth: int) -> None:
     for _ in range(depth):
         value = [value]
     if depth <= MAX_DEPTH:
-        assert encode_many([value], MOST) == [f"[{encode(value, MOST)}]"]
+        assert encode_many([value], MAX_BYTES) == [f"[{encode(value, MAX_BYTES)}]"]
     else:
         with pytest.raises(PayloadError):
-            encode_many([value], MOST)
+            encode_many([value], MAX_BYTES)
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:
@@ -139,10 +139,10 @@ def test_a_value_that_contains_itself_is_refused() -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(PayloadError, match="contains itself") as failure:
-        encode_many([1, value], MOST)
+        encode_many([1, value], MAX_BYTES)
     assert failure.value.path == "[1][0]"
     shared = {"a": [1]}
-    assert encode_many([shared, [shared, shared]], MOST) == ['[{"a":[1]},[{"a":[1]},{"a":[1]}]]']
+    assert encode_many([shared, [shared, shared]], MAX_BYTES) == ['[{"a":[1]},[{"a":[1]},{"a":[1]}]]']
 
 
 def test_a_limit_is_for_each_and_not_for_all() -> None:
@@ -161,13 +161,13 @@ def test_a_limit_is_for_each_and_not_for_all() -> None:
 @pytest.mark.parametrize("values", [iter([1, [2]]), (one for one in (1, [2])), {1: 0, 2: 0}.keys(), (1, 2)])
 def test_any_iterable_is_taken(values: Any) -> None:
     """Once through."""
-    (chunk,) = encode_many(values, MOST)
+    (chunk,) = encode_many(values, MAX_BYTES)
     assert len(json.loads(chunk)) == 2
 
 
 def test_chunks_are_bounded_by_rows() -> None:
     """Whole values in order, no more than so many in each."""
-    chunks = encode_many(range(2 * CHUNK_ROWS + 3), MOST)
+    chunks = encode_many(range(2 * CHUNK_ROWS + 3), MAX_BYTES)
     assert [len(json.loads(chunk)) for chunk in chunks] == [CHUNK_ROWS, CHUNK_ROWS, 3]
     assert [one for chunk in chunks for one in json.loads(chunk)] == list(range(2 * CHUNK_ROWS + 3))
 
@@ -175,7 +175,7 @@ def test_chunks_are_bounded_by_rows() -> None:
 @pytest.mark.parametrize(("size", "count"), [(10_000, 1500), (CHUNK_BYTES // 2, 7), (CHUNK_BYTES + 10, 3)])
 def test_chunks_are_bounded_by_bytes(size: int, count: int) -> None:
     """About: a single value that is larger goes by itself."""
-    chunks = encode_many((f"{number}:" + "x" * size for number in range(count)), MOST)
+    chunks = encode_many((f"{number}:" + "x" * size for number in range(count)), MAX_BYTES)
     assert max(map(len, chunks)) <= max(CHUNK_BYTES, size + 10) + count
     values = [one for chunk in chunks for one in json.loads(chunk)]
     assert [int(one.partition(":")[0]) for one in values] == list(range(count))

@@ -38,7 +38,7 @@ from tests.support.waiting import DEADLINE, wait_until
 
 SESSIONS = 16
 # What a publish may wait for a lock, and the server's deadlock_timeout.
-PATIENCE = timedelta(milliseconds=100)
+DEADLOCK_TIMEOUT = timedelta(milliseconds=100)
 # Seconds between two questions of the pacer, and what counts as a stall of the machine.
 STEP = 0.01
 STALL = timedelta(milliseconds=50)
@@ -46,7 +46,7 @@ STALL = timedelta(milliseconds=50)
 DEPTH = 500
 
 SERVER = {
-    "deadlock_timeout": f"{PATIENCE.total_seconds()}s",
+    "deadlock_timeout": f"{DEADLOCK_TIMEOUT.total_seconds()}s",
     "log_timezone": "UTC",
     "log_lock_waits": "on",
     "logging_collector": "on",
@@ -334,7 +334,7 @@ class Pacer:
     def excuses(self, entry: dict[str, Any]) -> bool:
         """Tell whether the machine stalled while this statement waited."""
         logged = datetime.strptime(entry["timestamp"], "%Y-%m-%d %H:%M:%S.%f UTC").replace(tzinfo=UTC)
-        return any(began < logged and ended > logged - 2 * PATIENCE for began, ended in self._stalls)
+        return any(began < logged and ended > logged - 2 * DEADLOCK_TIMEOUT for began, ended in self._stalls)
 
     @property
     def stalls(self) -> int:

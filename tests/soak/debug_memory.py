@@ -28,7 +28,7 @@ RATE = 22
 WARM_UP = 200
 
 #: Megabytes by which a process may grow. What Django keeps of 20,000 messages' queries is more.
-MOST_GROWTH = 20.0
+MAX_GROWTH = 20.0
 
 
 def handle(message: Message) -> None:
@@ -66,7 +66,7 @@ def run(seconds: float) -> dict[str, Any]:
     assert kept == 0, f"{kept} queries were kept from one message to the next"
     assert Seen.objects.count() == WARM_UP + count
     for grown in (*idle.values(), *worked.values()):
-        assert grown < MOST_GROWTH, (before, idle, worked)
+        assert grown < MAX_GROWTH, (before, idle, worked)
     return {"messages": count, "before": before, "grown_idle": idle, "grown": worked, "queries_kept": kept}
 
 

@@ -112,7 +112,7 @@ elif role == "drainer":
 
 RUNNING = ("publisher", "consumer", "reaper")
 # Seconds that a process may take to do what it is asked.
-PATIENCE = 60.0
+WAIT_TIMEOUT = 60.0
 
 COLUMNS = """
 SELECT table_name, column_name, is_nullable = 'NO' AND column_default IS NULL AND is_identity = 'NO'
@@ -156,7 +156,7 @@ class Version:
         if number is not None:
             assert process.poll() is None, f"{self.name} {role} ended by itself: {self.errors()}"
             process.send_signal(number)
-        status = process.wait(PATIENCE)
+        status = process.wait(WAIT_TIMEOUT)
         assert status == 0, f"{self.name} {role} ended with {status}: {self.errors()}"
 
     def run(self, role: str) -> None:
@@ -243,7 +243,7 @@ def run(seconds: float) -> dict[str, Any]:
         before = columns(database)
         for role in RUNNING:
             old.start(role)
-        wait_until(lambda: old.handled(), PATIENCE, what="the old version's first message")
+        wait_until(lambda: old.handled(), WAIT_TIMEOUT, what="the old version's first message")
         # 1. The new tables under the old code, which runs on.
         new.run("migrate")
         new.run("check")
@@ -253,24 +253,28 @@ def run(seconds: float) -> dict[str, Any]:
         # 2. Both.
         for role in RUNNING:
             new.start(role)
-        wait_until(lambda: new.published(), PATIENCE, what="the new version's first message")
+        wait_until(lambda: new.published(), WAIT_TIMEOUT, what="the new version's first message")
         progress(seconds, (old, old), (new, new), (old, new), (new, old))
         # 3. The new one alone: also what the old one left.
         for role in RUNNING:
             old.end(role)
-        wait_until(lambda: set(old.left()) <= {key for _, key in new.handled()}, PATIENCE, what="what the old one left")
+        wait_until(
+            lambda: set(old.left()) <= {key for _, key in new.handled()}, WAIT_TIMEOUT, what="the old one's rest"
+        )
         progress(seconds, (new, new))
         # 4. Back: the old code on the new tables.
         for role in RUNNING:
             new.end(role)
         for role in RUNNING:
             old.start(role)
-        wait_until(lambda: set(new.left()) <= {key for _, key in old.handled()}, PATIENCE, what="what the new one left")
+        wait_until(
+            lambda: set(new.left()) <= {key for _, key in old.handled()}, WAIT_TIMEOUT, what="the new one's rest"
+        )
         progress(seconds, (old, old))
         for role in RUNNING:
             old.end(role)
         # What was published last is due in a moment, and what is retried is.
-        wait_until(lambda: waiting(database) == 0 or old.run("drainer"), PATIENCE, what="an empty queue")
+        wait_until(lambda: waiting(database) == 0 or old.run("drainer"), WAIT_TIMEOUT, what="an empty queue")
         return ledger(old, new, database)
 
 
@@ -284,7 +288,7 @@ def progress(seconds: float, *pairs: tuple[Version, Version]) -> None:
 
     wait_until(
         lambda: time.monotonic() - began >= seconds and has_progressed(),
-        seconds + PATIENCE,
+        seconds + WAIT_TIMEOUT,
         what=f"messages to be handled, of {[(by.name, at.name) for by, at in pairs]}",
     )
 
