@@ -60,13 +60,12 @@ def test_each_statement_has_a_comment_and_a_function_that_runs_it() -> None:
 
 def test_the_modules_of_a_package_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each statement with the comment above it and the function below it, and no other constant."""
-    (tmp_path / "claiming.py").write_text(
+    (tmp_path / "made_up.py").write_text(
         'LIMIT = "many"\n\n# LOOK - one.\n# Locks: nothing.\nLOOK = "SELECT 1"\nLOOK_TWICE = "SELECT 2"\n\n\n'
         "def look(run):\n    return run(LOOK), LIMIT\n\n\ndef look_twice(run):\n    return run(LOOK_TWICE)\n"
     )
     monkeypatch.setattr(services, "__path__", [str(tmp_path)], raising=False)
-    name = "django_pgqueue.services.claiming"
-    monkeypatch.delitem(sys.modules, name, raising=False)
+    name = "django_pgqueue.services.made_up"
     assert modules() == [name]
     try:
         assert [tuple(each) for each in statements([name])] == [
@@ -74,4 +73,6 @@ def test_the_modules_of_a_package_are_found(monkeypatch: pytest.MonkeyPatch, tmp
             (name, "LOOK_TWICE", "SELECT 2", "LOOK - one.\nLocks: nothing.\n", "look_twice"),
         ]
     finally:
+        # Not to be found by the tests that follow.
         sys.modules.pop(name, None)
+        vars(services).pop("made_up", None)
