@@ -78,8 +78,7 @@ queue_taken_over = Signal()
 messages_published = Signal()
 
 #: A consumer settled messages whose handlers succeeded. With ``ack="early"``, messages whose handlers failed are
-#: included. With ``ack="early"`` and ``ack="atomic"``, messages whose lease was lost are included too. Not sent for
-#: messages that ``Queue.ack()`` settles.
+#: included. Messages whose lease was lost are not. Not sent for messages that ``Queue.ack()`` settles.
 #:
 #: :param sender: name of the queue
 #: :param using: alias of the database

@@ -155,7 +155,7 @@ COUNTS: dict[Signal, Count] = {
     signals.messages_handled: Count(
         "messages_handled", "Messages whose handler succeeded and whose ack has been written.", "count"
     ),
-    signals.message_failed: Count("messages_failed", "Deliveries that failed and will be retried."),
+    signals.message_failed: Count("messages_failed", "Deliveries that failed, the last one of a message included."),
     signals.messages_dead_lettered: Count("messages_dead_lettered", "Messages that were dead-lettered.", "ids"),
     signals.messages_expired: Count("messages_expired", "Messages deleted because their TTL had passed.", "count"),
     signals.messages_redriven: Count("messages_redriven", "Dead letters sent back to their queue.", "count"),

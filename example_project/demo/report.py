@@ -20,7 +20,11 @@ LINES = (
     ("handled_twice", "handled twice", "among these: the consumer was killed before the ack, or it lost the lease"),
     ("queues_deleted", "queues deleted", "by hand, while they were in use"),
     ("orphans_made", "  orphans made", "messages that lost their queue in this way"),
-    ("adopted", ",         ", ",         "),
+    (
+        "adopted",
+        "  orphans adopted",
+        "messages that returned to their queue; the others were being handled, or expired",
+    ),
     ("queues_reaped", "queues reaped", "idle for a second and empty"),
     ("healed", "healed", "queues that were created again when they were needed"),
     ("healed_by_publishers", "  by publishers", "during a publish"),

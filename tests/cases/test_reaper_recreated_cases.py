@@ -12,7 +12,7 @@ from django_pgqueue import Queue, QueueNotFound
 from django_pgqueue.models import MessageQueue, MessageQueueItem
 from django_pgqueue.reaper import Reaper
 from tests.support.processes import drain, run
-from tests.support.rows import backdate, delete_queue, make_queue, payloads
+from tests.support.rows import backdate, delete_queue, make_queue, payloads, truncate_messages
 from tests.support.sessions import connect, fetch
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -218,6 +218,7 @@ def empty_the_table() -> None:
         " SELECT 'short', '{}' FROM generate_series(1, 1000)"
     )
     fetch("DELETE FROM django_pgqueue_messagequeueitem")
+    truncate_messages()
     fetch("ANALYZE django_pgqueue_messagequeueitem")
 
 

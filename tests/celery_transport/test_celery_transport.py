@@ -289,7 +289,7 @@ PUBLISH = [
 def test_a_broadcast_reaches_each_worker_once(notes: Path) -> None:
     with celery_worker("one", CELERY_NEWS="1"), celery_worker("two", CELERY_NEWS="1"):
         # Its worker declares the exchange; this process does not know it.
-        publish = "import django; django.setup(); from tests.celery_transport import celery_app; celery_app.news.delay(1)"
+        publish = PUBLISH[-1].replace("quick", "news")
         variables = {**environment(), "PYTHONWARNINGS": "default", "CELERY_NEWS": "1"}
         subprocess.run([sys.executable, "-c", publish], env=variables, cwd=ROOT, check=True)
         wait_until(lambda: len(noted(notes, "news", 1)) == 2)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from example_project.demo.ledger import Item, Remains, Verdict
-from example_project.demo.report import as_text
+from example_project.demo.report import LINES, as_text
 from example_project.demo.run import SETTINGS
 from example_project.demo.strict import StrictLedger, percentile
 
@@ -226,3 +226,11 @@ def test_percentiles():
     assert percentile([], 0.5) is None
     assert percentile([0.001 * number for number in range(1, 101)], 0.99) == 100.0
     assert percentile([0.002], 0.5) == 2.0
+
+
+def test_each_line_of_the_report_has_a_label_and_an_explanation() -> None:
+    """Words, both of them; a label stands once."""
+    labels = [label.strip() for _, label, _ in LINES]
+    assert len(labels) > 20 and len(set(labels)) == len(labels)
+    for label, (_, _, explanation) in zip(labels, LINES, strict=True):
+        assert label[:1].isalpha() and (label == "published" or len(explanation.split()) > 1), (label, explanation)

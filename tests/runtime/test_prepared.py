@@ -17,6 +17,7 @@ from django_pgqueue import Queue
 from django_pgqueue.queue_internals import declaration_of
 from django_pgqueue.runtime.connections import PREPARE_THRESHOLD, dedicated_connection, own_connection
 from django_pgqueue.services import claiming, settling
+from tests.support.rows import truncate_messages
 from tests.support.sessions import fetch
 
 ITEM = "django_pgqueue_messagequeueitem"
@@ -129,6 +130,7 @@ def test_messages_are_found_by_id_with_statistics_of_an_emptied_table(verb: str)
     Queue("work").declare()
     fetch(INSERT, ["0", 1_000])
     fetch(f"DELETE FROM {ITEM}")
+    truncate_messages()
     fetch(f"ANALYZE {ITEM}")
     fetch(INSERT, ["1 day", 20_000])
     statement, params = SETTLING[verb]

@@ -22,7 +22,7 @@ from django_pgqueue.services import claiming, session, settling
 from django_pgqueue.services import minutes as minutes_services
 from django_pgqueue.services.minutes import Minute, Tally
 from tests.support.processes import consuming, worker
-from tests.support.rows import make_queue
+from tests.support.rows import make_queue, truncate_messages
 from tests.support.sessions import fetch, in_threads
 from tests.support.waiting import wait_until
 
@@ -199,6 +199,7 @@ def test_no_more_of_the_newest_messages_are_looked_at_than_so_many(monkeypatch: 
 def test_the_newest_messages_are_found_from_the_end_of_the_claim_index() -> None:
     """Whatever the statistics say: no sort, and no message more than is looked at."""
     Queue("a").declare()
+    truncate_messages()
     fetch("ANALYZE django_pgqueue_messagequeueitem")
     fetch(
         "INSERT INTO django_pgqueue_messagequeueitem (queue_id, payload) SELECT 'a', '{}' FROM generate_series(1, 3000)"
