@@ -301,7 +301,7 @@ def test_the_view_answers_a_scrape(counted: Counted, rf: RequestFactory) -> None
     assert answer["Content-Type"].startswith("text/plain")
     found = samples(answer.content.decode())
     assert found["pgqueue_up", ()] == 1 and found["pgqueue_messages_published_total", ("orders",)] >= 1
-    prometheus.install()  # Once more is no harm: nothing counts twice, nothing is registered twice.
+    prometheus.install()  # Calling it again is harmless: nothing counts twice, nothing is registered twice.
     counts = Counted()
     Queue("orders").publish(1)
     assert counts("pgqueue_messages_published_total", "orders") == 1

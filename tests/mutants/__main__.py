@@ -97,7 +97,7 @@ Share = Callable[[Callable[[Place, T], Outcome], Sequence[T]], Iterator[tuple[T,
 
 @contextlib.contextmanager
 def crew(size: int) -> Iterator[Share]:  # type: ignore[type-arg]
-    """Open so many places, and give what shares work out among them."""
+    """Open this many places, and yield a function that shares work out among them."""
     free: queue.SimpleQueue[Place] = queue.SimpleQueue()
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(size) as pool:
 

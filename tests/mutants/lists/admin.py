@@ -14,7 +14,7 @@ MUTANTS = (
     ),
     Mutant(
         ALLOWED,
-        "whoever may look may operate",
+        "a user who may look may operate",
         "admin/base.py",
         "django_pgqueue.change_messagequeue",
         "django_pgqueue.view_messagequeue",

@@ -540,7 +540,7 @@ MUTANTS = (
     ),
     Mutant(
         ONE_CONSUMER,
-        "whoever claims owns",
+        "a process that claims becomes the owner",
         "services/claiming.py",
         "AND exclusive AND exclusive_consumer_id = %(consumer)s\n",
         "AND exclusive AND %(consumer)s::uuid IS NOT NULL\n",
@@ -914,7 +914,7 @@ MUTANTS = (
     ),
     Mutant(
         KNOWN,
-        "whoever holds the message runs the task",
+        "a process that holds the message runs the task",
         "services/tasks.py",
         "       item.lease_expires_at > statement_timestamp() AND item.lease_token = run.lease_token,\n",
         "       item.lease_expires_at > statement_timestamp(),\n",
